@@ -1,0 +1,45 @@
+"""What a rule is: a function from a tally to the gradient that the optimizer sees."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import ClassVar
+
+from torch import Tensor
+
+from consilience.rules._tally import Statistic, Tally
+
+
+class Rule(ABC):
+    """A function from a tally to the gradient that the optimizer sees.
+
+    A subclass declares in :attr:`statistics` what it reads beside the gradient (nothing else
+    is counted), and implements :meth:`__call__`. A rule holds settings, never state.
+    """
+
+    statistics: ClassVar[frozenset[Statistic]] = frozenset({Statistic.VOTES})
+
+    @abstractmethod
+    def __call__(self, tally: Tally) -> Tensor:
+        """Return the gradient that the optimizer should see, of the shape of a parameter."""
+
+    def keep(self, tally: Tally) -> Tensor | None:
+        """Return the weight in [0, 1] that each component keeps; None where all is kept.
+
+        Only reports read this.
+        """
+        del tally
+        return None
+
+    def null_keep_rate(self, voters: int) -> float | None:
+        """Return the share of components that random signs would keep; None if not defined."""
+        del voters
+        return None
+
+    def combine(self, gradients: Tensor) -> Tensor:
+        """Apply the rule to gradients that are stacked already, as ``[environments, ...]``.
+
+        Each ``gradients[e]`` is the gradient of environment ``e``'s own loss, and the loss is
+        the mean over environments.
+        """
+        return self(Tally.of(gradients, self.statistics))
