@@ -1,1 +1,1 @@
-""""""
+"""How hard to vary a solution is: scores, Hessian geometry and propositions."""

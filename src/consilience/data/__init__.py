@@ -1,1 +1,1 @@
-""""""
+"""Datasets, environments and samplers."""

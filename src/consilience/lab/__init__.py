@@ -1,1 +1,1 @@
-""""""
+"""Configurations, run directories, the training loop, figures and the report."""

@@ -1,1 +1,1 @@
-""""""
+"""What can be compared: ERM and its regularizers, AND-mask, IRM, DANN."""

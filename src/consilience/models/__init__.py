@@ -1,1 +1,1 @@
-""""""
+"""The networks of the experiments."""

@@ -13,7 +13,7 @@ LOG_FLOOR = 1e-10
 
 
 class Statistic(Enum):
-    """What a rule may ask to be counted over environments, component by component.
+    r"""What a rule may ask to be counted over environments, component by component.
 
     With :math:`c_e` the share of environment :math:`e` in the gradient (the shares of all
     environments sum to it):
@@ -89,5 +89,5 @@ class Tally:
 
 def zeros_like_tally(parameter: Tensor) -> Tensor:
     """Return a fresh accumulator for a statistic of a parameter."""
-    dtype = parameter.dtype if parameter.dtype.itemsize >= 4 else torch.float32  # noqa: PLR2004
+    dtype = parameter.dtype if parameter.dtype.itemsize >= 4 else torch.float32
     return torch.zeros_like(parameter, dtype=dtype, requires_grad=False)
