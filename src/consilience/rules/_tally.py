@@ -19,10 +19,10 @@ class Statistic(Enum):
     environments sum to it):
 
     ========= ==================================
-    VOTES     :math:`\\sum_e \\mathrm{sign}(c_e)`
-    TURNOUT   :math:`\\sum_e [c_e \\ne 0]`
-    LOGS      :math:`\\sum_e \\log(|c_e| + 10^{-10})`
-    SQUARES   :math:`\\sum_e c_e^2`
+    VOTES     :math:`\sum_e \mathrm{sign}(c_e)`
+    TURNOUT   :math:`\sum_e [c_e \ne 0]`
+    LOGS      :math:`\sum_e \log(|c_e| + 10^{-10})`
+    SQUARES   :math:`\sum_e c_e^2`
     ========= ==================================
     """
 
