@@ -1,0 +1,125 @@
+"""The slow, obviously right way: one backward pass per environment."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence, Sized
+
+import torch
+from torch import Tensor
+
+from consilience.observation.ledger import Count, accumulator_dtype
+from consilience.rules import Statistic
+
+
+def tally_losses(
+    environment_losses: Tensor | Iterable[Tensor],
+    parameters: Sequence[Tensor],
+    statistics: frozenset[Statistic],
+) -> tuple[list[Tensor | None], list[Count]]:
+    """Return the gradient of the mean loss, and what its environments vote, per parameter.
+
+    One backward pass per environment, folded at once: O(parameters) memory however many
+    environments there are.
+    """
+    folded = _Fold(parameters, statistics)
+    if isinstance(environment_losses, Tensor):
+        losses = environment_losses
+        if losses.dim() != 1 or len(losses) == 0:
+            raise ValueError(
+                "Parameter `environment_losses` should be a vector with a loss per environment, or "
+                "an iterable of them. Found a tensor of shape "
+                f"{list(losses.shape)}."
+            )
+        _check_loss(losses)
+        folded.environments = len(losses)
+        for index in range(len(losses)):
+            folded.add(losses[index], retain_graph=index + 1 < len(losses))
+    else:
+        listed = list(environment_losses) if isinstance(environment_losses, Sized) else None
+        if listed is not None:
+            folded.environments = len(listed)
+        for loss in environment_losses if listed is None else listed:
+            if not isinstance(loss, Tensor):
+                raise TypeError(
+                    "Parameter `environment_losses` should yield tensors. Found "
+                    f"`{type(loss).__name__}`."
+                )
+            if loss.numel() != 1:
+                raise ValueError(
+                    "Parameter `environment_losses` should yield one number per environment. Found "
+                    f"a loss of shape {list(loss.shape)}: reduce it, as with `.mean()`."
+                )
+            _check_loss(loss)
+            # Losses of a list may share a graph; those of a generator live one at a time.
+            folded.add(loss.reshape(()), retain_graph=listed is not None)
+    return folded.finish()
+
+
+def _check_loss(loss: Tensor) -> None:
+    if not loss.requires_grad:
+        raise ValueError(
+            "Parameter `environment_losses` should require grad. Found a loss that does not: was "
+            "it computed under `torch.no_grad()`, or detached?"
+        )
+
+
+class _Fold:
+    def __init__(self, parameters: Sequence[Tensor], statistics: frozenset[Statistic]):
+        self.parameters = parameters
+        self.statistics = statistics
+        self.environments: int | None = None
+        self.seen = 0
+        self.sums: list[Tensor | None] = [None] * len(parameters)
+        self.counts = [Count() for _ in parameters]
+        self.reached = [0] * len(parameters)
+
+    def add(self, loss: Tensor, *, retain_graph: bool) -> None:
+        active = [i for i, p in enumerate(self.parameters) if p.requires_grad]
+        gradients = torch.autograd.grad(
+            loss,
+            [self.parameters[i] for i in active],
+            retain_graph=retain_graph,
+            allow_unused=True,
+        )
+        self.seen += 1
+        for i, gradient in zip(active, gradients, strict=True):
+            if gradient is None:
+                continue
+            if gradient.is_sparse:
+                gradient = gradient.to_dense()  # noqa: PLW2901
+            self.reached[i] += 1
+            exact = gradient.to(accumulator_dtype(gradient.dtype))
+            total = self.sums[i]
+            self.sums[i] = exact.clone() if total is None else total.add_(exact)
+            share = exact if self.environments is None else exact / self.environments
+            self.counts[i].add_shares(share[None], self.statistics)
+
+    def finish(self) -> tuple[list[Tensor | None], list[Count]]:
+        if self.seen == 0:
+            raise ValueError(
+                "Parameter `environment_losses` should yield a loss per environment. Found none."
+            )
+        gradients: list[Tensor | None] = []
+        for parameter, total, count, reached in zip(
+            self.parameters, self.sums, self.counts, self.reached, strict=True
+        ):
+            if total is None:
+                gradients.append(None)
+                continue
+            count.voters = self.seen
+            self._complete(count, self.seen - reached)
+            gradients.append((total / self.seen).to(parameter.dtype))
+        return gradients, self.counts
+
+    def _complete(self, count: Count, silent: int) -> None:
+        """Scale by the number of environments once it is known; count those that were silent."""
+        statistics = count.statistics
+        if self.environments is None:
+            if Statistic.SQUARES in statistics:
+                statistics[Statistic.SQUARES].div_(self.seen**2)
+            if Statistic.LOGS in statistics:
+                reached = self.seen - silent
+                statistics[Statistic.LOGS].sub_(reached * torch.tensor(float(self.seen)).log())
+        if silent and Statistic.LOGS in statistics:
+            zero = torch.zeros_like(statistics[Statistic.LOGS])
+            statistics[Statistic.LOGS].add_(Statistic.LOGS.of(zero[None]), alpha=silent)
