@@ -3,6 +3,35 @@
 from consilience._version import __version__
 from consilience.agreement import Agreement
 from consilience.observation.environments import environment_mean
-from consilience.rules import Rule, Statistic, Tally
+from consilience.rules import (
+    AndMask,
+    GeometricMean,
+    MajoritySign,
+    Mean,
+    Rule,
+    SandMask,
+    SoftMask,
+    Statistic,
+    Tally,
+    XorMask,
+    null_keep_rate,
+    quorum,
+)
 
-__all__ = ["Agreement", "Rule", "Statistic", "Tally", "__version__", "environment_mean"]
+__all__ = [
+    "Agreement",
+    "AndMask",
+    "GeometricMean",
+    "MajoritySign",
+    "Mean",
+    "Rule",
+    "SandMask",
+    "SoftMask",
+    "Statistic",
+    "Tally",
+    "XorMask",
+    "__version__",
+    "environment_mean",
+    "null_keep_rate",
+    "quorum",
+]

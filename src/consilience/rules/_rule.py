@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from abc import ABC, abstractmethod
 from typing import ClassVar
 
@@ -43,3 +44,12 @@ class Rule(ABC):
         the mean over environments.
         """
         return self(Tally.of(gradients, self.statistics))
+
+    def __repr__(self) -> str:
+        """Read as the constructor call, without the settings that stand at their default."""
+        settings = [
+            f"{parameter.name}={getattr(self, parameter.name)!r}"
+            for parameter in inspect.signature(type(self)).parameters.values()
+            if getattr(self, parameter.name, parameter.default) != parameter.default
+        ]
+        return f"{type(self).__name__}({', '.join(settings)})"
