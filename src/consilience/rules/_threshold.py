@@ -50,7 +50,7 @@ def null_keep_rate(voters: int, threshold: float) -> float:
 
     with :math:`q` the :func:`quorum` of :math:`d` voters. It is the level of noise of a mask: a
     mask that keeps no more than this has found nothing that the environments agree on. Exact
-    up to 4096 voters, to about ten digits beyond.
+    up to 4096 voters, to about eight digits beyond.
 
     It supposes that no gradient is zero. Where gradients are zero (a dead ReLU, a word that a
     batch does not contain) chance keeps fewer.
