@@ -150,6 +150,12 @@ def test_wrong_arguments_are_named(arguments, message):
         EnvironmentBatchSampler(*arguments)
 
 
+def test_strings_are_labels_too():
+    names = np.array(["oslo", "rome", "oslo", "rome"])
+    for batch in EnvironmentBatchSampler(names, 2, 1):
+        assert set(names[batch]) == {"oslo", "rome"}
+
+
 def test_too_few_rows_for_the_batch():
     for uneven in ("repeat", "drop"):
         with pytest.raises(ValueError, match="at most 2, the size of the smallest"):

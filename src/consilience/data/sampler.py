@@ -42,7 +42,8 @@ class EnvironmentBatchSampler:
     asks for batches ahead of time; tell :meth:`state_dict` how many your loop has `consumed`.
 
     Args:
-        env: Environment of every row: a tensor, array or list of whole numbers, not negative.
+        env: Environment of every row: a tensor, array or list of whole numbers, not
+            negative, or of strings.
         environments_per_batch: How many environments are in a batch (:math:`k`).
         rows_per_environment: How many rows of each (:math:`n`).
         seed: Where the order comes from.
@@ -276,9 +277,9 @@ def _without_twins(shuffled: np.ndarray, visits: int, n: int) -> list[list[int]]
 
 def _rows_by_environment(env: Tensor | np.ndarray | Sequence[int]) -> list[np.ndarray]:
     given = np.asarray(env)
-    if given.ndim != 1 or (given.size and not np.issubdtype(given.dtype, np.integer)):
+    if given.ndim != 1 or (given.size and given.dtype.kind not in "iuU"):
         raise ValueError(
-            "Parameter `env` should be a vector of whole numbers, the environment of each row. "
+            "Parameter `env` should be a vector of whole numbers or strings, a label for each row. "
             f"Found shape {list(given.shape)} and dtype {given.dtype}."
         )
     if given.size == 0:
@@ -286,7 +287,7 @@ def _rows_by_environment(env: Tensor | np.ndarray | Sequence[int]) -> list[np.nd
             "Parameter `env` should name the environment of one row or more. Found no row: "
             "there are zero environments."
         )
-    if given.min() < 0:
+    if given.dtype.kind != "U" and given.min() < 0:
         raise ValueError(
             "Parameter `env` should not be negative: a batch is made of rows whose environment "
             f"is known. Found `{given.min()}`. Leave those rows out (`env[env >= 0]`)."

@@ -221,13 +221,17 @@ def write_config(directory: Path, config: Mapping[str, Any]) -> Run:
 
 def append_metrics(directory: Path, entry: Mapping[str, Any]) -> None:
     """Append the line of one epoch. Numbers that are not finite become null."""
-    clean = {
-        k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in entry.items()
-    }
     with explaining(directory), (directory / METRICS).open("a") as file:
-        file.write(json.dumps(clean) + "\n")
+        file.write(json.dumps(finite(entry)) + "\n")
         file.flush()
         os.fsync(file.fileno())
+
+
+def finite(entry: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an entry with None in place of each number that is not finite."""
+    return {
+        k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in entry.items()
+    }
 
 
 def trim_metrics(directory: Path, epochs: int) -> None:
