@@ -1,0 +1,53 @@
+# Everything runs in .venv, at the versions in constraints.txt. `make` alone lists the targets.
+PYTHON ?= python3
+WORKERS ?= 2
+BIN := .venv/bin
+# One thread per process: tests run side by side, and small tensors are slower on several threads.
+ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
+
+.DEFAULT_GOAL := help
+.PHONY: help install demo test coverage lint types imports check format clean
+
+help: ## List the targets
+	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+install: .venv/installed ## Install the project and its tools into .venv
+
+# The stamp is younger than what it was made from, so a second run does nothing, and an install
+# that was interrupted is taken up again.
+.venv/installed: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
+		{ echo "Python 3.10 or later is needed. Found: $$($(PYTHON) --version). Try make PYTHON=python3.12"; exit 1; }
+	test -x $(BIN)/python && $(BIN)/python -m pip --version >/dev/null || $(PYTHON) -m venv --clear .venv
+	$(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt -e '.[dev]'
+	@touch $@
+
+demo: install ## Four environments, one shared feature: a table, and a picture in demo/
+	$(BIN)/python examples/linear_regression.py --folder demo
+
+test: install ## Run the tests, and measure their coverage
+	$(ONE_THREAD) $(BIN)/python -m pytest -n $(WORKERS) --cov --cov-report=term
+
+coverage: install ## Fail unless the tests that ran last reached 95% of the library
+	$(BIN)/python -m coverage report --fail-under=95 --include='$(LIBRARY)'
+LIBRARY := */consilience/agreement.py,*/consilience/rules/*,*/consilience/observation/*,*/consilience/optim/*,*/consilience/consistency/*
+
+lint: install ## Check style
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+
+types: install ## Check types
+	$(BIN)/mypy
+
+imports: install ## Check that imports point one way
+	$(BIN)/lint-imports
+
+check: lint types imports test coverage ## All of these
+
+format: install ## Put code into the project's style
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+clean: ## Remove what was made, but for .venv, runs/ and data/
+	rm -rf build dist demo .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache .coverage htmlcov
+	find src tests examples benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
