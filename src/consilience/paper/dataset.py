@@ -32,7 +32,11 @@ def draw(folder: Path, *, quick: bool = False, seed: int = 0) -> list[Path]:
     """
     rows = 80 if quick else 240
     data = SyntheticMemorization(
-        environments=2, rows_per_environment=rows, shortcut_dimensions=0, spiral_scale=1.0, seed=seed
+        environments=2,
+        rows_per_environment=rows,
+        shortcut_dimensions=0,
+        spiral_scale=1.0,
+        seed=seed,
     )
     train, test = data.train(), data.test(rows)
     random = np.random.default_rng(seed)
