@@ -20,4 +20,4 @@ def test_other_names_are_not():
 
 def test_importing_the_package_does_not_import_torch():
     code = "import consilience, sys; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code]).returncode == 0  # noqa: S603
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0  # noqa: S603

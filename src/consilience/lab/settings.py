@@ -226,6 +226,24 @@ def label(method: str, preset_name: str, settings: Settings) -> str:
     return " ".join(words)
 
 
+def flags(changed: Mapping[str, Any]) -> str:
+    """Return settings as one types them.
+
+    Example:
+        >>> flags({"batch_norm": True, "l2": 0.001, "drops": (0.5,)})
+        '--batch-norm --l2 0.001 --drops 0.5'
+    """
+    words = []
+    for name, value in changed.items():
+        flag = name.replace("_", "-")
+        if isinstance(value, bool):
+            words.append(f"--{flag}" if value else f"--no-{flag}")
+        else:
+            parts = value if isinstance(value, tuple) else (value,)
+            words.append(" ".join([f"--{flag}", *(_brief(part) for part in parts)]))
+    return " ".join(words)
+
+
 def _brief(value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"

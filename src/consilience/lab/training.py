@@ -190,3 +190,22 @@ def _one_thread() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+def seconds_per_epoch(method_name: str, settings: Settings) -> float:
+    """Measure a few steps and an evaluation, and return what an epoch takes on a free core."""
+    with _one_thread(), torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        rows = make_data(settings, 0).train()
+        method = make_method(method_name, settings, 0)
+        sampler = EnvironmentBatchSampler(
+            rows.env, settings.environments_per_batch, settings.batch_size
+        )
+        times = []
+        for batch, _ in zip(sampler, range(4), strict=False):
+            start = time.perf_counter()
+            method.step(*rows[torch.tensor(batch)])
+            times.append(time.perf_counter() - start)
+        start = time.perf_counter()
+        accuracy(method.model, rows)
+        return min(times) * len(sampler) + time.perf_counter() - start

@@ -1,0 +1,314 @@
+"""The command line: `consilience run`, `search`, `list`, `report` and `figure`.
+
+Help and wrong arguments are answered without importing torch.
+"""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from importlib import import_module
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+from rich.console import Console
+from rich.text import Text
+from tyro.conf import OmitArgPrefixes, Positional, arg
+
+from consilience import __version__
+from consilience.lab import jobs, runs, settings
+from consilience.lab.errors import LabError, nearest
+from consilience.lab.progress import Progress, clock, results_table, runs_table
+from consilience.lab.settings import Settings
+from consilience.paper.catalogue import FIGURES
+
+USAGE = f"""\
+usage: consilience COMMAND [...]
+
+  run synthetic     train methods on the synthetic memorization dataset
+  search synthetic  try settings at random from the paper's ranges
+  list [RUNS]       what is in a directory of runs, and its results
+  report RUNS       make one HTML page of a directory of runs
+  figure NAME       draw a figure or table of the paper, or `all`
+
+`consilience COMMAND --help` shows every flag with its default. Version {__version__}.
+"""
+
+console = Console(highlight=False)
+
+
+@dataclass(frozen=True)
+class RunSynthetic:
+    """Train methods on the synthetic memorization dataset.
+
+    The same command again goes on where it was interrupted, and leaves alone what is finished.
+    Defaults are those of the preset: add `--preset authors-code` before `--help` to see its.
+    """
+
+    method: Annotated[tuple[str, ...], arg(metavar="METHOD [METHOD ...]")] = ("and-mask", "erm")
+    """What to train: erm, and-mask, geometric-mean, sand-mask, soft-mask, xor-mask, majority-sign,
+    mean, irm, dann."""
+    preset: str = "paper"
+    """Where the defaults come from: paper or authors-code."""
+    seeds: int = 1
+    """How many seeds."""
+    first_seed: int = 0
+    """The first of them."""
+    runs: Path = Path("runs")
+    """Where run directories go."""
+    name: str | None = None
+    """What to call these runs. Default: the method, and the settings that are not the preset's."""
+    workers: int = 0
+    """How many runs at a time; 0 for one on each core."""
+    dry_run: bool = False
+    """Print the resolved configuration and an estimate of the time, and train nothing."""
+    settings: OmitArgPrefixes[Settings] = field(default_factory=Settings)
+
+
+@dataclass(frozen=True)
+class SearchSynthetic:
+    """Try settings drawn at random from the paper's ranges, and rank them by test accuracy.
+
+    Trial i of a seed is always the same. Selecting on test accuracy is what the paper does; it
+    flatters.
+    """
+
+    method: str
+    """What to search for: erm, and-mask, geometric-mean, irm or dann."""
+    trials: int = 20
+    """How many settings to try."""
+    seed: int = 0
+    """Where settings, and data and weights of all trials, come from."""
+    preset: str = "paper"
+    """Where all that is not drawn comes from."""
+    runs: Path = Path("runs")
+    """Where run directories go."""
+    workers: int = 0
+    """How many runs at a time; 0 for one on each core."""
+    dry_run: bool = False
+    """Print the settings that would be tried, and an estimate of the time."""
+    epochs: int = 0
+    """Epochs of each trial; 0 for the preset's."""
+
+
+@dataclass(frozen=True)
+class List:
+    """Show what is in a directory of runs, and its results over seeds."""
+
+    runs: Positional[Path] = Path("runs")
+    """A directory that `consilience run` wrote to."""
+
+
+@dataclass(frozen=True)
+class Report:
+    """Make one self-contained HTML page of a directory of runs."""
+
+    runs: Positional[Path]
+    """A directory that `consilience run` wrote to."""
+    out: Path | None = None
+    """Where to write the page. Default: report.html in the directory of runs."""
+
+
+@dataclass(frozen=True)
+class Figure:
+    """Draw a figure or table of the paper, or all of them."""
+
+    name: Positional[str]
+    """What to draw; `list` shows the names, `all` draws everything."""
+    out: Path = Path("figures")
+    """The folder to write to."""
+    quick: bool = False
+    """A coarser version in less time."""
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line; the process exits with status 2 on what a user can put right."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        _dispatch(given)
+    except LabError as error:
+        _complain(str(error))
+        sys.exit(2)
+    except KeyboardInterrupt:
+        console.print("\nInterrupted. The same command goes on from the last finished epoch.")
+        sys.exit(130)
+
+
+def _dispatch(given: list[str]) -> None:
+    if not given or given[0] in ("-h", "--help", "help"):
+        console.print(Text(USAGE), end="")
+        return
+    if given[0] == "--version":
+        console.print(__version__)
+        return
+    command, rest = given[0], given[1:]
+    if command in ("run", "search"):
+        if rest[:1] in ([], ["-h"], ["--help"]):
+            raise LabError(f"Say what to {command}: `consilience {command} synthetic`.")
+        command, rest = f"{command} {rest[0]}", rest[1:]
+    if command not in _COMMANDS:
+        known = ", ".join(f"`{name}`" for name in _COMMANDS)
+        raise LabError(
+            f"There is no command `{command}`.{nearest(command, _COMMANDS)} Commands: {known}."
+        )
+    _COMMANDS[command](rest)
+
+
+def _run_synthetic(rest: list[str]) -> None:
+    base = settings.preset(_preset_of(rest))
+    asked = tyro.cli(
+        RunSynthetic,
+        args=rest,
+        prog="consilience run synthetic",
+        default=RunSynthetic(settings=base),
+    )
+    settings.check_methods(asked.method, asked.settings, base)
+    if asked.seeds < 1:
+        raise LabError(f"`--seeds` should be 1 or more. Found {asked.seeds}.")
+    todo = []
+    for method in dict.fromkeys(asked.method):
+        label = settings.label(method, asked.preset, asked.settings)
+        if asked.name:
+            label = asked.name if len(asked.method) == 1 else f"{asked.name} {method}"
+        todo += [
+            jobs.make_job(asked.runs, label, method, asked.settings, asked.first_seed + i)
+            for i in range(asked.seeds)
+        ]
+    command = shlex.join(["consilience", "run", "synthetic", *rest])
+    _run(todo, command, workers=asked.workers, dry_run=asked.dry_run, folder=asked.runs)
+
+
+def _search_synthetic(rest: list[str]) -> None:
+    from consilience.lab.search import trials  # noqa: PLC0415
+
+    asked = tyro.cli(SearchSynthetic, args=rest, prog="consilience search synthetic")
+    base = settings.preset(asked.preset)
+    drawn = trials(asked.method, base, asked.trials, asked.seed, epochs=asked.epochs)
+    prefix = "search" if asked.preset == "paper" else f"search {asked.preset}"
+    todo = [
+        jobs.make_job(
+            asked.runs, f"{prefix} {asked.method} trial={trial:03}", asked.method, tried, asked.seed
+        )
+        for trial, tried in enumerate(drawn)
+    ]
+    command = shlex.join(["consilience", "search", "synthetic", *rest])
+    _run(todo, command, workers=asked.workers, dry_run=asked.dry_run, folder=asked.runs)
+    if not asked.dry_run:
+        _show_best(todo, base)
+
+
+def _show_best(todo: list[jobs.Job], base: Settings) -> None:
+    ranked = []
+    for job in todo:
+        summary = runs.open_run(job.directory).summary()
+        if summary is not None:
+            ranked.append((summary["last"]["test_accuracy"], job))
+    ranked.sort(key=lambda entry: -entry[0])
+    console.print("Best by test accuracy, with the settings that differ from the preset's:")
+    for test, job in ranked[:5]:
+        flags = settings.flags(settings.changes(job.settings, base.resolve()))
+        console.print(Text(f"  {100 * test:5.1f}%  {job.name}  {flags}"), soft_wrap=True)
+
+
+def _run(todo: list[jobs.Job], command: str, *, workers: int, dry_run: bool, folder: Path) -> None:
+    if workers < 0:
+        raise LabError(f"`--workers` should be 0 or more. Found {workers}.")
+    workers = min(workers or jobs.cores(), len(todo))
+    if dry_run:
+        _show(todo, workers)
+        return
+    jobs.prepare(todo, command)
+    with Progress(todo, console) as progress:
+        troubles = jobs.run_all(todo, workers, on_epoch=progress.epoch, on_end=progress.end)
+    finished = [runs.open_run(job.directory) for job in todo]
+    console.print(results_table(finished))
+    console.print(Text(f"Next: consilience report {shlex.quote(str(folder))}"))
+    if troubles:
+        raise LabError("\n".join(str(trouble) for trouble in troubles))
+
+
+def _show(todo: list[jobs.Job], workers: int) -> None:
+    seconds = jobs.estimate(todo)
+    shown = set()
+    for job in todo:
+        if job.label not in shown:
+            shown.add(job.label)
+            console.print(Text(job.label), style="bold")
+            for name, value in job.settings.read_by(job.method).items():
+                console.print(Text(f"  {name:24} {value}"))
+    console.print()
+    for job, estimate in zip(todo, seconds, strict=True):
+        console.print(Text(f"{job.directory}: {clock(estimate)}"), soft_wrap=True)
+    total = max(sum(seconds) / workers, *seconds)
+    console.print(
+        f"\n{len(todo)} runs, {workers} at a time: about {clock(total)} if the cores are free."
+    )
+
+
+def _list(rest: list[str]) -> None:
+    asked = tyro.cli(List, args=rest, prog="consilience list")
+    found = runs.find_runs(asked.runs)
+    if not found:
+        raise LabError(f"There are no runs in `{asked.runs}`.")
+    console.print(runs_table(found))
+    if any(run.done for run in found):
+        console.print(results_table(found))
+
+
+def _report(rest: list[str]) -> None:
+    asked = tyro.cli(Report, args=rest, prog="consilience report")
+    from consilience.lab.report import write_report  # noqa: PLC0415 (imports torch)
+
+    path = write_report(asked.runs, asked.out or asked.runs / "report.html")
+    console.print(Text(str(path)), soft_wrap=True)
+
+
+def _figure(rest: list[str]) -> None:
+    asked = tyro.cli(Figure, args=rest, prog="consilience figure")
+    if asked.name == "list":
+        for entry in FIGURES:
+            console.print(Text(f"{entry.name:28} {entry.title} ({entry.source}; {entry.cost})"))
+        return
+    chosen = [entry for entry in FIGURES if asked.name in (entry.name, "all")]
+    if not chosen:
+        names = [entry.name for entry in FIGURES]
+        raise LabError(
+            f"There is no figure `{asked.name}`.{nearest(asked.name, names)} "
+            "`consilience figure list` shows all."
+        )
+    for entry in chosen:
+        console.print(Text(f"{entry.name}: {entry.title}"), style="bold")
+        with runs.explaining(asked.out):
+            asked.out.mkdir(parents=True, exist_ok=True)
+            for path in import_module(entry.module).draw(asked.out, quick=asked.quick):
+                console.print(Text(f"  {path}"), soft_wrap=True)
+
+
+def _preset_of(rest: Sequence[str]) -> str:
+    """Return the preset asked for, ahead of parsing, since all defaults come from it."""
+    for i, word in enumerate(rest):
+        if word == "--preset" and i + 1 < len(rest):
+            return rest[i + 1]
+        if word.startswith("--preset="):
+            return word.removeprefix("--preset=")
+    return "paper"
+
+
+def _complain(message: str) -> None:
+    Console(stderr=True, highlight=False).print(Text(message, style="red"), soft_wrap=True)
+
+
+_COMMANDS: dict[str, Callable[[list[str]], None]] = {
+    "run synthetic": _run_synthetic,
+    "search synthetic": _search_synthetic,
+    "list": _list,
+    "report": _report,
+    "figure": _figure,
+}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,183 @@
+"""What one sees in a terminal: a live view of runs, and tables of results."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Iterable, Sequence
+from types import TracebackType
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from consilience.lab.errors import LabError
+from consilience.lab.jobs import Job
+from consilience.lab.runs import Run
+
+BAR = 20
+
+
+class Progress:
+    """A live view of jobs: a row for each that is running, and how many are finished.
+
+    Where there is no terminal, a line at every tenth part of a run instead.
+    """
+
+    def __init__(self, jobs: Sequence[Job], console: Console):
+        self.console = console
+        self.total = len(jobs)
+        self.finished = 0
+        self.last: dict[Job, dict[str, Any]] = {}
+        self.spent: dict[Job, float] = {}
+        self.start = time.perf_counter()
+        self.live = Live(console=console, get_renderable=self.view, refresh_per_second=4)
+
+    def __enter__(self) -> Progress:  # noqa: PYI034 (Self is not in Python 3.10)
+        """Start the view."""
+        if self.console.is_terminal:
+            self.live.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Leave the terminal as it should be."""
+        if self.console.is_terminal:
+            self.live.stop()
+
+    def epoch(self, job: Job, entry: dict[str, Any]) -> None:
+        """Take in the metrics of an epoch."""
+        self.last[job] = entry
+        self.spent[job] = self.spent.get(job, 0.0) + entry["seconds"]
+        tenth = max(job.settings.epochs // 10, 1)
+        if not self.console.is_terminal and entry["epoch"] % tenth == 0:
+            self._say(job, entry, f"epoch {entry['epoch']}/{job.settings.epochs}")
+
+    def end(self, job: Job, result: dict[str, Any] | LabError) -> None:
+        """Take in the end of a job."""
+        self.finished += 1
+        self.last.pop(job, None)
+        if isinstance(result, LabError):
+            self.console.print(f"[bold red]{job.name}: failed[/]", highlight=False)
+        else:
+            why = f", stopped: {result['stopped']}" if result["stopped"] else ""
+            self._say(job, result["last"], f"done after {result['epochs']} epochs{why}")
+
+    def _say(self, job: Job, entry: dict[str, Any], what: str) -> None:
+        text = (
+            f"{job.name}: {what}, train {percent(entry['train_accuracy'])}, "
+            f"test {percent(entry['test_accuracy'])}, kept {percent(entry['kept'])}"
+        )
+        self.console.print(Text(text), soft_wrap=True)
+
+    def view(self) -> Table:
+        """Return the view as of now."""
+        table = Table(box=box.SIMPLE_HEAD, expand=False)
+        _columns(table, left=("run", "epoch"), right=("train", "test", "kept", "left"))
+        for job, entry in self.last.items():
+            done, of = entry["epoch"], job.settings.epochs
+            full = BAR * done // of
+            left = (of - done) * self.spent[job] / done
+            table.add_row(
+                Text(job.name),
+                f"[cyan]{'━' * full}[/][dim]{'━' * (BAR - full)}[/] {done}/{of}",
+                percent(entry["train_accuracy"]),
+                f"[bold]{percent(entry['test_accuracy'])}[/]",
+                percent(entry["kept"]),
+                clock(left),
+            )
+        table.caption = (
+            f"{self.finished} of {self.total} runs finished, "
+            f"{clock(time.perf_counter() - self.start)} so far"
+        )
+        return table
+
+
+def results_table(found: Iterable[Run], title: str = "") -> Table:
+    """Return mean and spread over seeds of all finished runs, a row for each label."""
+    groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    seconds: dict[tuple[str, str], list[float]] = {}
+    for run in found:
+        summary = run.summary()
+        if summary is not None:
+            key = (run.experiment, run.label)
+            groups.setdefault(key, []).append(summary)
+            seconds.setdefault(key, []).append(sum(e["seconds"] for e in run.metrics()))
+    table = Table(box=box.SIMPLE_HEAD, title=title or None, title_justify="left")
+    _columns(
+        table,
+        left=("method",),
+        right=("seeds", "epochs", "train %", "test %", "lowest", "kept %", "seconds"),
+    )
+    for key, summaries in groups.items():
+        last = [summary["last"] for summary in summaries]
+        test = [entry["test_accuracy"] for entry in last]
+        table.add_row(
+            Text(key[1]),
+            str(len(last)),
+            spread([float(s["epochs"]) for s in summaries], 0),
+            spread([100 * entry["train_accuracy"] for entry in last]),
+            Text(spread([100 * value for value in test]), style="bold"),
+            f"{100 * min(test):.1f}",
+            spread([100 * entry["kept"] for entry in last]),
+            spread(seconds[key], 0),
+        )
+    return table
+
+
+def runs_table(found: Iterable[Run]) -> Table:
+    """Return how far each run is."""
+    table = Table(box=box.SIMPLE_HEAD)
+    _columns(table, left=("run", "state"), right=("epoch", "train %", "test %", "kept %"))
+    for run in found:
+        metrics, summary = run.metrics(), run.summary()
+        last = metrics[-1] if metrics else None
+        state = "unfinished" if summary is None else summary["stopped"] or "done"
+        numbers = ["", "", ""]
+        if last:
+            keys = ("train_accuracy", "test_accuracy", "kept")
+            numbers = [f"{100 * last[key]:.1f}" for key in keys]
+        of = run.settings.get("epochs", "?")
+        table.add_row(Text(f"{run.experiment}/{run.name}"), state, f"{len(metrics)}/{of}", *numbers)
+    return table
+
+
+def _columns(table: Table, left: Sequence[str], right: Sequence[str]) -> None:
+    """Add columns: words on the left, which fold where it is narrow; numbers on the right."""
+    for name in left:
+        table.add_column(name, overflow="fold", min_width=14)
+    for name in right:
+        table.add_column(name, justify="right", no_wrap=True)
+
+
+def spread(values: Sequence[float], digits: int = 1) -> str:
+    """Return mean ± standard deviation; the mean alone for one value."""
+    mean = f"{statistics.fmean(values):.{digits}f}"
+    return f"{mean} ± {statistics.stdev(values):.{digits}f}" if len(values) > 1 else mean
+
+
+def percent(share: float) -> str:
+    """Return a share in percent."""
+    return f"{100 * share:.1f}%"
+
+
+def clock(seconds: float) -> str:
+    """Return a duration as one reads it.
+
+    Example:
+        >>> clock(5), clock(65), clock(3700)
+        ('5 s', '1 min 05 s', '1 h 02 min')
+    """
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
