@@ -1,5 +1,5 @@
 # An error may come at the observation, at the backward or at apply: which of them is not tested.
-# ruff: noqa: PT012
+# ruff: noqa: PT012, SIM117
 """Bad input gets a clear error and loses nothing."""
 
 from __future__ import annotations
