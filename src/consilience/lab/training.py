@@ -152,8 +152,9 @@ def _resume(directory: Path, method: Method, sampler: EnvironmentBatchSampler) -
         torch.set_rng_state(tensors["random"])
         epoch = int(notes["epoch"])
     except (RuntimeError, ValueError, KeyError, TypeError) as error:
+        why = " ".join(str(error).split("\n\t")[:2])
         raise LabError(
-            f"`{directory / runs.CHECKPOINT}` does not fit this configuration: {error}. "
+            f"`{directory / runs.CHECKPOINT}` does not fit this configuration: {why} "
             "Nothing was changed. Move the run directory away and run the command again."
         ) from None
     runs.trim_metrics(directory, epoch)
