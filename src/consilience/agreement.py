@@ -2,52 +2,430 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
+from consilience.observation.environments import EnvironmentLabels, Environments
+from consilience.observation.errors import NotVotedOnError, ObservationError
 from consilience.observation.ledger import Ledger
+from consilience.observation.mode import ObservingMode
 from consilience.observation.oracle import tally_losses
+from consilience.observation.uses import Observation
+from consilience.report import Report
 from consilience.rules import Rule, Tally
+
+BatchNorm = Literal["joint", "per_environment"]
+Unvoted = Literal["raise", "allow"]
 
 
 class Agreement:
-    """Stub of the streaming way; :meth:`backward` is complete."""
+    r"""Turns the gradient of a model into what its environments agree about.
+
+    While :meth:`observe` is active, the model's forward pass runs as ever; in the backward pass
+    each operation that consumed a parameter counts, beside the ordinary gradient, the votes of the
+    environments on it: the signs of their gradients. :meth:`apply` then replaces every gradient by
+    what the rule makes of it and its tally.
+
+    Args:
+        parameters: A model, or parameters (or pairs of a name and a parameter).
+        rule: From a tally to the gradient that the optimizer sees, as
+            :class:`~consilience.AndMask`.
+        batchnorm: What to do about train-mode batch normalization, which couples rows. None: raise
+            an error that explains the ways out. ``"joint"``: count rows' shares of the joint
+            gradient. ``"per_environment"``: normalize each environment by its own statistics.
+        batch_dim: Which dimension of the model's inputs holds the rows.
+        allow_single: Whether a batch of a single environment is allowed; its votes are unanimous.
+        unvoted: What to do about a gradient, or a part of one, that no environment voted on.
+            ``"raise"``: an error, as it mostly means that an operation was not seen. ``"allow"``:
+            it is kept; say so where a penalty on weights is added outside of the observation.
+
+    Example:
+        >>> import torch
+        >>> from consilience import Agreement, AndMask
+        >>> model = torch.nn.Linear(3, 1)
+        >>> agreement = Agreement(model, AndMask(threshold=1.0))
+        >>> x, env = torch.randn(8, 3), [0, 0, 0, 0, 1, 1, 1, 1]
+        >>> with agreement.observe(env):
+        ...     loss = model(x).square().mean()
+        >>> loss.backward()
+        >>> report = agreement.apply()
+        >>> report.voters
+        2.0
+
+    Warning:
+        Signs do not add: an environment that straddles two observations, as when a batch is cut
+        into micro-batches across environments, votes twice. Cut batches along environments.
+    """
 
     def __init__(
         self,
-        parameters: nn.Module | Iterable[Tensor],
+        parameters: nn.Module | Iterable[Tensor] | Iterable[tuple[str, Tensor]],
         rule: Rule,
         *,
+        batchnorm: BatchNorm | None = None,
+        batch_dim: int = 0,
         allow_single: bool = False,
+        unvoted: Unvoted = "raise",
     ):
-        if isinstance(parameters, nn.Module):
-            named = list(parameters.named_parameters())
-        else:
-            named = [(f"parameters[{i}]", p) for i, p in enumerate(parameters)]
+        named, self._modules = _named(parameters)
+        if not named:
+            raise ValueError("Parameter `parameters` should hold a parameter or more. Found none.")
+        if not isinstance(rule, Rule):
+            raise TypeError(
+                "Parameter `rule` should be a rule, as `AndMask(threshold=0.8)`. Found "
+                f"`rule = {rule!r}`."
+            )
+        _check_choice("batchnorm", batchnorm, (None, "joint", "per_environment"))
+        _check_choice("unvoted", unvoted, ("raise", "allow"))
+        _check_choice("batch_dim", batch_dim, (0, 1))
         self.rule = rule
-        self.names = [name for name, _ in named]
-        self.parameters = [parameter for _, parameter in named]
+        self.batchnorm = batchnorm
+        self.batch_dim = batch_dim
         self.allow_single = allow_single
+        self.unvoted = unvoted
+        self._names = [name for name, _ in named]
+        self._parameters = [parameter for _, parameter in named]
         self._ledger = Ledger()
+        self._observations: list[Observation] = []
+        self._mode: ObservingMode | None = None
+        self._unchecked = set(range(len(named)))
+        self._report: Report | None = None
+
+    # Observing
+
+    @contextmanager
+    def observe(self, env: EnvironmentLabels | None = None) -> Iterator[None]:
+        """Observe the forward passes in this block; their backward passes may come later.
+
+        Args:
+            env: The environment of each row: integers or strings, in any order. ``-1`` or ``None``
+                among them: unknown; the row keeps its share of the gradient and does not vote.
+                None: every row is its own environment.
+        """
+        if self._mode is not None:
+            raise ObservationError(
+                "An observation of this agreement is active already. Close it before you open "
+                "another one: observations cannot be nested."
+            )
+        environments = Environments.of(env, allow_single=self.allow_single)
+        self._gather()
+        self._forget_report()
+        observation = Observation(self._parameters, self._names, self.rule.statistics, environments)
+        if self.unvoted == "raise" and self._unchecked:
+            observation.watch(self._unchecked)
+        mode = ObservingMode(
+            observation,
+            self._constants(),
+            batchnorm=self.batchnorm,
+            batch_dim=self.batch_dim,
+            allow_single=self.allow_single,
+        )
+        self._mode = mode
+        self._observations.append(observation)
+        try:
+            with mode:
+                yield
+        except BaseException:
+            # Whatever was counted inside of this block is gone, as if it had not been entered.
+            self._observations.remove(observation)
+            observation.dead = True
+            raise
+        finally:
+            self._mode = None
+
+    def checkpoint_contexts(
+        self,
+    ) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
+        """Return the contexts that non-reentrant checkpointing takes, so that it is observed.
+
+        Example:
+            .. code-block:: python
+
+                checkpoint(block, x, use_reentrant=False, context_fn=agreement.checkpoint_contexts)
+        """
+        if self._mode is None:
+            return nullcontext(), nullcontext()
+        return nullcontext(), _replay(self._mode, self)
 
     def backward(self, environment_losses: Tensor | Iterable[Tensor]) -> None:
-        """One backward pass per environment."""
-        gradients, counts = tally_losses(environment_losses, self.parameters, self.rule.statistics)
+        """Run one backward pass per environment, and count its votes.
+
+        The second way in, for graphs that rows cannot describe: train-mode batch normalization,
+        states that are carried from row to row, a list of per-environment batches. Exact for any
+        graph; costs a backward pass per environment, and memory of a few times the parameters
+        however many there are. The gradient becomes that of the mean of the losses.
+
+        Args:
+            environment_losses: A vector of per-environment losses, or an iterable that gives one
+                loss after the other. With a generator, only one graph lives at a time.
+
+        Example:
+            >>> import torch
+            >>> from consilience import Agreement, AndMask
+            >>> model = torch.nn.Linear(3, 1)
+            >>> agreement = Agreement(model, AndMask())
+            >>> batches = [torch.randn(4, 3), torch.randn(5, 3)]
+            >>> agreement.backward(model(x).square().mean() for x in batches)
+            >>> agreement.apply().voters
+            2.0
+        """
+        if self._mode is not None:
+            raise ObservationError(
+                "`agreement.backward` was called inside of an observation. It needs none: call it "
+                "outside, with losses that were computed outside."
+            )
+        self._forget_report()
+        gradients, counts = tally_losses(
+            environment_losses,
+            self._parameters,
+            self.rule.statistics,
+            allow_single=self.allow_single,
+        )
         for i, (gradient, count) in enumerate(zip(gradients, counts, strict=True)):
             if gradient is None:
                 continue
-            parameter = self.parameters[i]
-            parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient
+            parameter = self._parameters[i]
+            if parameter.grad is None:
+                parameter.grad = gradient
+            else:
+                parameter.grad.add_(gradient)
             self._ledger[i].merge(count)
 
-    def apply(self) -> None:
-        """Replace each gradient by what the rule makes of its tally."""
-        with torch.no_grad():
-            for i in self._ledger:
-                count, parameter = self._ledger[i], self.parameters[i]
-                assert parameter.grad is not None  # noqa: S101
-                found = {s.value: t for s, t in count.statistics.items()}
-                parameter.grad = self.rule(Tally(parameter.grad, count.voters, **found))
+    # Applying
+
+    @torch.no_grad()
+    def apply(self) -> Report:
+        """Replace every gradient by what the rule makes of it and its tally.
+
+        Parameters without a gradient (frozen, or not reached by the loss) are left alone.
+
+        Returns:
+            What the environments agreed about. It may be read until the next observation.
+        """
+        if self._mode is not None:
+            raise ObservationError(
+                "`agreement.apply` was called inside of an observation. Close the `with` block "
+                "first, and run the backward pass."
+            )
+        self._gather(finish=True)
+        self._check_voted()
+        tallies: dict[str, Tally] = {}
+        for i, parameter in enumerate(self._parameters):
+            if parameter.grad is None or i not in self._ledger:
+                continue
+            count = self._ledger[i]
+            found = {statistic.value: amount for statistic, amount in count.statistics.items()}
+            tally = Tally(parameter.grad, count.voters, **found)
+            tallies[self._names[i]] = tally
+            result = self.rule(tally)
+            parameter.grad = (
+                result if result.dtype == parameter.dtype else result.to(parameter.dtype)
+            )
         self._ledger.clear()
+        self._report = Report(self.rule, tallies)
+        return self._report
+
+    def clear(self) -> None:
+        """Forget all votes that were not applied. Gradients are left alone."""
+        for observation in self._observations:
+            observation.dead = True
+        self._observations = []
+        self._ledger.clear()
+        self._forget_report()
+
+    def _gather(self, *, finish: bool = False) -> None:
+        """Take over the votes of observations that wait for nothing more (or of all)."""
+        waiting = []
+        for observation in self._observations:
+            if finish:
+                observation.finish()
+            if not finish and observation.open:
+                waiting.append(observation)
+                continue
+            if finish:
+                self._check_conserved(observation)
+            self._ledger.merge(observation.ledger)
+            if not finish and observation.watched:
+                waiting.append(observation)
+        self._observations = waiting
+
+    def _check_voted(self) -> None:
+        if (
+            not self._ledger
+            and self.unvoted == "raise"
+            and not any(parameter.grad is not None for parameter in self._parameters)
+        ):
+            raise ObservationError(
+                "There is nothing to apply: no backward pass reached an observed parameter. Run "
+                "the forward pass inside of `with agreement.observe(env):`, and `loss.backward()` "
+                "before `agreement.apply()`."
+            )
+        if self.unvoted == "allow":
+            return
+        missing = [
+            self._names[i]
+            for i, parameter in enumerate(self._parameters)
+            if parameter.requires_grad
+            and parameter.grad is not None
+            and i not in self._ledger
+            and bool(parameter.grad.any())
+        ]
+        if not missing:
+            return
+        names = ", ".join(f"`{name}`" for name in missing)
+        raise NotVotedOnError(
+            f"Parameters {names} have a gradient on which no environment voted. Either the forward "
+            "pass did not run inside of `with agreement.observe(env):`; or an operation was not "
+            "seen: reentrant checkpointing (use `use_reentrant=False` with `context_fn="
+            "agreement.checkpoint_contexts`), a custom `autograd.Function` (use "
+            "`agreement.backward(environment_losses)`), a model compiled or scripted before (compile "
+            "it under the observation). If these gradients should stay as they are, say "
+            '`Agreement(..., unvoted="allow")`.'
+        )
+
+    def _check_conserved(self, observation: Observation) -> None:
+        """Check once per parameter that its gradient is what the observed operations gave it."""
+        for i, (expected, uses) in observation.watched.items():
+            gradient = self._parameters[i].grad
+            if gradient is None or i not in self._unchecked or i not in observation.ledger:
+                continue
+            if len(self._observations) > 1 or i in self._ledger:
+                continue
+            self._unchecked.discard(i)
+            a, b = gradient.double().flatten(), expected.double().flatten()
+            norms = a.norm() * b.norm()
+            # In direction only, as a loss scale or a clipping may have come in between.
+            if not bool(norms.isfinite()) or bool((a @ b).abs() >= 0.999 * norms):
+                continue
+            raise NotVotedOnError(
+                f"A part of the gradient of `{self._names[i]}` did not come through the operations "
+                f"that were observed ({', '.join(sorted(uses))}): something else consumed the "
+                "parameter unseen (a custom `autograd.Function`, reentrant checkpointing), or "
+                "a penalty was added outside of the observation, or gradients were not set to zero "
+                "before it. If that part should ride along unvoted, say "
+                '`Agreement(..., unvoted="allow")`.'
+            )
+
+    # Verifying
+
+    def verify(
+        self,
+        compute_loss: Callable[[Any], Tensor],
+        batch: Any,
+        env: EnvironmentLabels | None = None,
+        *,
+        tolerance: float | None = None,
+    ) -> None:
+        """Run the streaming way and the oracle on one batch; raise where they differ.
+
+        The first thing to do with a new architecture. Leaves gradients, votes and the state of
+        random generators as they were; buffers, such as running statistics, may move.
+
+        Args:
+            compute_loss: From a batch to the loss, as in the training loop: a mean or a sum of what
+                each row loses by itself. Make dropout repeat nothing: set it to 0.
+            batch: A tensor, or tensors in tuples, lists and dictionaries, with rows first.
+            env: The environment of each row, as for :meth:`observe`.
+            tolerance: How small, relative to the largest in its parameter, a component of an
+                environment's gradient is for its sign not to count. By default 1e-4, or 1e-9 in
+                float64.
+
+        Raises:
+            NotVotedOnError: With a line for each parameter where they differ, naming the operations
+                that consumed it.
+        """
+        if self.batchnorm == "joint":
+            raise ValueError(
+                'Parameter `batchnorm` should not be "joint" to verify: rows\' shares of a joint '
+                "gradient are another quantity than the gradients of separate environments. Put "
+                "batch normalization in evaluation mode to verify the rest."
+            )
+        from consilience.observation.verification import differences  # noqa: PLC0415
+
+        if self._mode is not None:
+            raise ObservationError("`agreement.verify` was called inside of an observation.")
+        found = differences(self, compute_loss, batch, env, tolerance)
+        if found:
+            lines = "\n".join(f"- {line}" for line in found)
+            raise NotVotedOnError(
+                f"The observed votes or gradients differ from the oracle's:\n{lines}\n"
+                "If an operation couples rows, or draws random numbers, use "
+                "`agreement.backward(environment_losses)`; else leave the parameter out."
+            )
+
+    # Odds and ends
+
+    def named_parameters(self) -> list[tuple[str, Tensor]]:
+        """Return the tracked parameters and their names."""
+        return list(zip(self._names, self._parameters, strict=True))
+
+    def _constants(self) -> Iterator[Tensor]:
+        for module in self._modules:
+            yield from module.buffers()
+
+    def _forget_report(self) -> None:
+        if self._report is not None:
+            self._report._expire()  # noqa: SLF001
+            self._report = None
+
+    def __repr__(self) -> str:
+        count, size = len(self._parameters), sum(p.numel() for p in self._parameters)
+        options = "".join(
+            f", {name}={value!r}"
+            for name, value, default in (
+                ("batchnorm", self.batchnorm, None),
+                ("batch_dim", self.batch_dim, 0),
+                ("allow_single", self.allow_single, False),
+                ("unvoted", self.unvoted, "raise"),
+            )
+            if value != default
+        )
+        return f"Agreement(<{count} parameters, {size:,} weights>, {self.rule!r}{options})"
+
+
+@contextmanager
+def _replay(mode: ObservingMode, agreement: Agreement) -> Iterator[None]:
+    """Run a checkpointed forward again: the same taps, and no further uses."""
+    observation = mode.observation
+    observation.replaying = True
+    try:
+        if agreement._mode is mode:  # noqa: SLF001
+            yield
+        else:
+            with mode:
+                yield
+    finally:
+        observation.replaying = False
+
+
+def _named(
+    parameters: nn.Module | Iterable[Tensor] | Iterable[tuple[str, Tensor]],
+) -> tuple[list[tuple[str, Tensor]], list[nn.Module]]:
+    if isinstance(parameters, nn.Module):
+        return list(parameters.named_parameters()), [parameters]
+    if isinstance(parameters, Tensor) or not isinstance(parameters, Iterable):
+        raise TypeError(
+            "Parameter `parameters` should be a model or an iterable of parameters. Found "
+            f"`{type(parameters).__name__}`."
+        )
+    named: list[tuple[str, Tensor]] = []
+    for i, item in enumerate(parameters):
+        name, parameter = item if isinstance(item, tuple) else (f"parameters[{i}]", item)
+        if not isinstance(parameter, Tensor) or not parameter.is_leaf:
+            raise TypeError(
+                "Parameter `parameters` should hold leaf tensors (or pairs of a name and one). "
+                f"Found `{name}`, a {type(parameter).__name__}."
+            )
+        if all(parameter is not found for _, found in named):
+            named.append((name, parameter))
+    return named, []
+
+
+def _check_choice(name: str, value: object, choices: tuple[object, ...]) -> None:
+    if value not in choices:
+        listed = " or ".join(repr(choice) for choice in choices)
+        raise ValueError(f"Parameter `{name}` should be {listed}. Found `{name} = {value!r}`.")

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence, Sized
 
 import torch
 from torch import Tensor
 
+from consilience.observation.environments import single_environment_error
 from consilience.observation.ledger import Count, accumulator_dtype
 from consilience.rules import Statistic
 
@@ -15,6 +17,8 @@ def tally_losses(
     environment_losses: Tensor | Iterable[Tensor],
     parameters: Sequence[Tensor],
     statistics: frozenset[Statistic],
+    *,
+    allow_single: bool,
 ) -> tuple[list[Tensor | None], list[Count]]:
     """Return the gradient of the mean loss, and what its environments vote, per parameter.
 
@@ -52,6 +56,8 @@ def tally_losses(
             _check_loss(loss)
             # Losses of a list may share a graph; those of a generator live one at a time.
             folded.add(loss.reshape(()), retain_graph=listed is not None)
+    if folded.seen == 1 and not allow_single:
+        raise single_environment_error("environment_losses")
     return folded.finish()
 
 
@@ -119,7 +125,7 @@ class _Fold:
                 statistics[Statistic.SQUARES].div_(self.seen**2)
             if Statistic.LOGS in statistics:
                 reached = self.seen - silent
-                statistics[Statistic.LOGS].sub_(reached * torch.tensor(float(self.seen)).log())
+                statistics[Statistic.LOGS].sub_(reached * math.log(self.seen))
         if silent and Statistic.LOGS in statistics:
             zero = torch.zeros_like(statistics[Statistic.LOGS])
             statistics[Statistic.LOGS].add_(Statistic.LOGS.of(zero[None]), alpha=silent)

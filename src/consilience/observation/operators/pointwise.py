@@ -1,0 +1,275 @@
+"""Arithmetic that broadcasts a bare parameter against rows: ``x + w``, ``x * w``, ``where``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from consilience.observation.calls import Call, Place, Plan, fill, operator
+from consilience.observation.layout import Layout
+from consilience.observation.operators.sums import sum_shares
+from consilience.observation.shares import Shares
+
+FUNCTIONS = (
+    "add",
+    "sub",
+    "subtract",
+    "rsub",
+    "mul",
+    "multiply",
+    "div",
+    "divide",
+    "true_divide",
+    "pow",
+    "float_power",
+    "maximum",
+    "minimum",
+    "fmax",
+    "fmin",
+    "where",
+    "lerp",
+    "addcmul",
+    "addcdiv",
+    "atan2",
+    "hypot",
+    "clamp",
+    "clip",
+    "logaddexp",
+    "logaddexp2",
+    "xlogy",
+    "copysign",
+    "masked_fill",
+)
+
+
+def aligned_layout(call: Call, tensors: Sequence[Tensor], full: int) -> tuple[Layout, int]:
+    """Return where the rows are once all tensors are broadcast, and how many slices there are."""
+    found: dict[int, tuple[Layout, int]] = {}
+    for tensor in tensors:
+        if call.weight(tensor) is None and call.is_data(tensor):
+            layout = call.layout(tensor)
+            size = tensor.shape[layout.dim]
+            at = layout.dim + full - tensor.dim()
+            if at in found and not found[at][0].same_as(Layout(at, layout.index)):
+                raise call.unsupported("its operands hold different rows")
+            found[at] = (Layout(at, layout.index), size)
+    if len(found) != 1:
+        raise call.unsupported("its operands hold rows in different dimensions")
+    return next(iter(found.values()))
+
+
+@operator(*FUNCTIONS, *(name + "_" for name in FUNCTIONS))
+def pointwise(call: Call, *args: Any, **kwargs: Any) -> Plan:
+    """Observe a function of components that broadcasts its arguments."""
+    flat = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
+    in_place = call.name.endswith("_")
+    name = call.name.rstrip("_")
+    if in_place and call.weight(args[0]) is not None:
+        raise call.unsupported("it would change a parameter in place by data")
+    if kwargs.get("out") is not None:
+        raise call.unsupported("with `out`")
+    if kwargs.get("rounding_mode") is not None:
+        raise call.unsupported("with a rounding mode, it has no gradient")
+    shape = torch.broadcast_shapes(*(tensor.shape for tensor in flat))
+    layout, size = aligned_layout(call, flat, len(shape))
+    partition = call.mode.partition(size, layout)
+    call.drop_repeats()
+    function = getattr(torch, name) if in_place else call.func
+    shapes, targets = call.shapes, [tensor.shape for tensor, _ in call.weights]
+    factors, saved = _factors(call, name, args, kwargs)
+    template: Any = None
+    if factors is None:
+        saved = tuple(flat)
+        places = {id(tensor): Place(i) for i, tensor in enumerate(flat)}
+        wanted = [places[id(argument)].index for argument in call.arguments]
+        template = fill((args, kwargs), lambda tensor: places[id(tensor)])
+    if in_place:
+        # What the function overwrites is needed as it was.
+        saved = tuple(tensor.clone() if tensor is args[0] else tensor for tensor in saved)
+
+    def shares_of(saved: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> list[Any]:
+        (gradient,) = gradients
+        if gradient is None:
+            return [None] * len(targets)
+        if factors is not None:
+            amounts = [
+                gradient * (saved[factor.index] if isinstance(factor, Place) else factor)
+                if factor is not None
+                else gradient
+                for factor in factors
+            ]
+        else:
+            amounts = _slopes(function, template, saved, wanted, gradient)
+        found = []
+        for amount, like, target in zip(amounts, shapes, targets, strict=True):
+            shares = sum_shares(amount, layout.dim, like, partition)
+            shares.shape = target
+            found.append(shares)
+        return found
+
+    return Plan(saved, shares_of, layout)
+
+
+def _factors(
+    call: Call, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[list[Any] | None, tuple[Tensor, ...]]:
+    """Return what the gradient is to be multiplied by for each weight, where that is simple."""
+    other = args[1] if len(args) > 1 else kwargs.get("other")
+    alpha = kwargs.get("alpha", 1)
+    factors: list[Any] = []
+    saved: list[Tensor] = []
+    for argument in call.arguments:
+        first = argument is args[0]
+        if name in ("mul", "multiply"):
+            factor = other if first else args[0]
+            if isinstance(factor, Tensor):
+                saved.append(factor)
+                factor = Place(len(saved) - 1)
+            factors.append(factor)
+        elif name == "add":
+            factors.append(None if first or alpha == 1 else alpha)
+        elif name in ("sub", "subtract"):
+            factors.append(None if first else -alpha)
+        elif name == "rsub":
+            factors.append(-alpha if first else None)
+        else:
+            return None, ()
+    return factors, tuple(saved)
+
+
+def _slopes(
+    function: Callable[..., Any],
+    template: Any,
+    saved: Sequence[Tensor],
+    wanted: Sequence[int],
+    gradient: Tensor,
+) -> list[Tensor]:
+    """Differentiate the function once more, with each weight repeated for every component."""
+    wide = {
+        i: saved[i].detach().expand(gradient.shape).clone().requires_grad_() for i in set(wanted)
+    }
+    args, kwargs = fill(template, lambda place: wide.get(place.index, saved[place.index].detach()))
+    with torch.enable_grad():
+        out = function(*args, **kwargs)
+    found = torch.autograd.grad(out, [wide[i] for i in wanted], gradient.to(out.dtype))
+    return list(found)
+
+
+@operator("prelu")
+def prelu(call: Call, input: Tensor, weight: Tensor) -> Plan:  # noqa: A002
+    """Observe ``max(0, x) + w * min(0, x)``, with a weight per channel or one for all."""
+    layout = call.layout(input)
+    partition = call.partition(input, layout)
+    if call.weight(weight) is None or call.weight(input) is not None:
+        raise call.unsupported("its input comes from a parameter")
+    target = weight.shape
+    shape = torch.Size([1] * input.dim())
+    if weight.numel() > 1:
+        shape = torch.Size([1, weight.numel(), *[1] * (input.dim() - 2)])
+
+    def shares_of(saved: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> list[Any]:
+        (gradient,) = gradients
+        if gradient is None:
+            return [None]
+        shares = sum_shares(gradient * saved[0].clamp(max=0), layout.dim, shape, partition)
+        shares.shape = target
+        return [shares]
+
+    return Plan((input,), shares_of, layout)
+
+
+@operator("cat", "concat", "concatenate")
+def cat(call: Call, tensors: Sequence[Tensor], dim: int = 0, *, axis: int | None = None) -> Plan:
+    """Observe a concatenation of rows with a parameter that is repeated for each (a class token)."""
+    full = tensors[0].dim()
+    dim = (dim if axis is None else axis) % full
+    layout, size = aligned_layout(call, tensors, full)
+    if layout.dim == dim:
+        raise call.unsupported("it appends a parameter to the dimension that holds the rows")
+    partition = call.mode.partition(size, layout)
+    call.drop_repeats()
+    spans, start = [], 0
+    for tensor in tensors:
+        if (position := call.weight(tensor)) is not None:
+            spans.append((position, start, tensor.shape[dim]))
+        start += tensor.shape[dim]
+    shapes, targets = call.shapes, [tensor.shape for tensor, _ in call.weights]
+    if len(spans) != len(targets):
+        raise call.unsupported("a parameter stands in it twice")
+
+    def shares_of(saved: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> list[Any]:
+        del saved
+        (gradient,) = gradients
+        found: list[Shares | None] = [None] * len(targets)
+        if gradient is None:
+            return found
+        for i, start, size in spans:
+            shares = sum_shares(gradient.narrow(dim, start, size), layout.dim, shapes[i], partition)
+            shares.shape = targets[i]
+            found[i] = shares
+        return found
+
+    return Plan((), shares_of, layout)
+
+
+@operator("stack")
+def stack(call: Call, tensors: Sequence[Tensor], dim: int = 0) -> Plan:
+    """Observe a stack of rows with a parameter that is repeated for each."""
+    full = tensors[0].dim()
+    dim %= full + 1
+    layout, size = aligned_layout(call, tensors, full)
+    partition = call.mode.partition(size, layout)
+    call.drop_repeats()
+    places = [
+        (position, i)
+        for i, tensor in enumerate(tensors)
+        if (position := call.weight(tensor)) is not None
+    ]
+    shapes, targets = call.shapes, [tensor.shape for tensor, _ in call.weights]
+    if len(places) != len(targets):
+        raise call.unsupported("a parameter stands in it twice")
+
+    def shares_of(saved: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> list[Any]:
+        del saved
+        (gradient,) = gradients
+        found: list[Shares | None] = [None] * len(targets)
+        if gradient is None:
+            return found
+        for i, at in places:
+            shares = sum_shares(gradient.select(dim, at), layout.dim, shapes[i], partition)
+            shares.shape = targets[i]
+            found[i] = shares
+        return found
+
+    return Plan((), shares_of, Layout(layout.dim + (layout.dim >= dim), layout.index))
+
+
+@operator("__setitem__")
+def setitem(call: Call, target: Tensor, index: Any, value: Tensor) -> Plan:
+    """Observe ``x[:, 0] = w``: a parameter written into every row."""
+    layout = call.layout(target)
+    position = call.weight(value)
+    parts = index if isinstance(index, tuple) else (index,)
+    whole = len(parts) > layout.dim and all(part == slice(None) for part in parts[: layout.dim + 1])
+    basic = all(part is Ellipsis or isinstance(part, (int, slice)) for part in parts)
+    if position is None or not basic or not whole:
+        raise call.unsupported(
+            "it writes a parameter into some rows only, or at places that an index tensor names"
+        )
+    partition = call.partition(target, layout)
+    call.drop_repeats()
+    like, wanted = call.shapes[0], call.weights[0][0].shape
+
+    def shares_of(saved: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> list[Any]:
+        del saved
+        (gradient,) = gradients
+        if gradient is None:
+            return [None]
+        shares = sum_shares(gradient[index], layout.dim, like, partition)
+        shares.shape = wanted
+        return [shares]
+
+    return Plan((), shares_of, layout)

@@ -1,0 +1,187 @@
+"""Operations whose rows are independent: they are run again, an environment at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from consilience.observation.calls import Call, Place, Plan, fill, operator
+from consilience.observation.environments import Partition
+from consilience.observation.layout import PLAIN, Layout
+from consilience.observation.shares import Loop, LoopShares
+
+
+def rerun(
+    call: Call,
+    rows: Sequence[tuple[Tensor, int]],
+    outputs: Sequence[int],
+    layout: Layout,
+    partition: Partition,
+) -> Plan:
+    """Observe any function whose rows are independent of each other.
+
+    Args:
+        call: The call.
+        rows: The tensors among its arguments that hold rows, and in which dimension.
+        outputs: In which dimension each output holds its rows.
+        layout: Which rows those dimensions hold.
+        partition: Which slices are whose.
+    """
+    saved: list[Tensor] = []
+    places: dict[int, Place] = {}
+
+    def place(tensor: Tensor) -> Place:
+        if id(tensor) not in places:
+            places[id(tensor)] = Place(len(saved))
+            saved.append(tensor.detach())
+        return places[id(tensor)]
+
+    template = fill((call.args, call.kwargs), place)
+    dims = {places[id(tensor)].index: dim for tensor, dim in rows}
+    wanted = [places[id(tensor)].index for tensor in call.arguments]
+    shapes = [tensor.shape for tensor in call.arguments]
+    func = call.func
+
+    def shares_of(saved: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> list[Any]:
+        arranged = [
+            partition.arrange(tensor, dims[i]).movedim(0, dims[i])
+            if i in dims and i not in wanted
+            else tensor
+            for i, tensor in enumerate(saved)
+        ]
+        slopes = [
+            None if g is None else partition.arrange(g, dim).movedim(0, dim)
+            for g, dim in zip(gradients, outputs, strict=True)
+        ]
+
+        def run(start: int, stop: int) -> list[Tensor]:
+            leaves = {i: arranged[i].detach().requires_grad_() for i in wanted}
+            if start == stop:
+                return [torch.zeros_like(leaf) for leaf in leaves.values()]
+
+            def part(place: Place) -> Tensor:
+                i = place.index
+                whole = leaves.get(i, arranged[i])
+                if i not in dims:
+                    return whole
+                if i in leaves and partition.order is not None:
+                    mine = partition.order_on(whole.device)[start:stop]
+                    return whole.index_select(dims[i], mine)
+                return whole.narrow(dims[i], start, stop - start)
+
+            with torch.enable_grad():
+                args, kwargs = fill(template, part)
+                out = func(*args, **kwargs)
+            found = [out] if isinstance(out, Tensor) else list(out)
+            used = [
+                (one, slope.narrow(dim, start, stop - start))
+                for one, slope, dim in zip(found, slopes, outputs, strict=True)
+                if slope is not None
+            ]
+            grads = torch.autograd.grad(
+                [one for one, _ in used],
+                list(leaves.values()),
+                [slope for _, slope in used],
+                allow_unused=True,
+            )
+            return [
+                torch.zeros_like(leaf) if grad is None else grad
+                for leaf, grad in zip(leaves.values(), grads, strict=True)
+            ]
+
+        loop = Loop(run)
+        return [LoopShares(loop, i, partition, shape) for i, shape in enumerate(shapes)]
+
+    return Plan(tuple(saved), shares_of, [Layout(dim, layout.index) for dim in outputs])
+
+
+def _recurrent_layout(call: Call, tensor: Tensor, dim: int) -> Layout:
+    """Return the layout of an input whose batch dimension the operation itself fixes."""
+    marked = call.mode.marked_layout(tensor)
+    if marked is not None and marked.dim != dim:
+        raise call.unsupported(
+            f"it takes its batch from dimension {dim}, and the rows are in dimension {marked.dim}"
+        )
+    if marked is not None:
+        return marked
+    if tensor.shape[dim] % call.mode.rows:
+        raise call.unsupported(
+            f"its batch has {tensor.shape[dim]} entries in dimension {dim}, and there are "
+            f"{call.mode.rows} rows"
+        )
+    return Layout(dim)
+
+
+@operator("lstm", "gru", "rnn_tanh", "rnn_relu")
+def recurrent(call: Call, input: Tensor, hx: Any, *args: Any) -> Plan:  # noqa: A002
+    """Observe a recurrent layer, all its steps, layers and directions at once."""
+    if isinstance(hx, Tensor) and not hx.is_floating_point():
+        raise call.unsupported("its input is a packed sequence: pad it instead")
+    if len(args) != 7:  # noqa: PLR2004 - weights and six settings
+        raise call.unsupported("in this form")
+    _, _, _, dropout, train, _, batch_first = args
+    if dropout and train:
+        raise call.unsupported("dropout between its layers does not repeat: use `dropout=0`")
+    if input.dim() != 3:  # noqa: PLR2004
+        raise call.unsupported("its input has no dimension for rows")
+    states = [hx] if isinstance(hx, Tensor) else list(hx)
+    if any(call.weight(tensor) is not None for tensor in (input, *states)):
+        raise call.unsupported("its input or its first state comes from a parameter")
+    dim = 0 if batch_first else 1
+    layout = _recurrent_layout(call, input, dim)
+    partition = call.partition(input, layout)
+    rows = [(input, dim), *((state, 1) for state in states)]
+    return rerun(call, rows, [dim, *[1] * len(states)], layout, partition)
+
+
+@operator("lstm_cell", "gru_cell", "rnn_tanh_cell", "rnn_relu_cell")
+def cell(call: Call, input: Tensor, hx: Any, *_: Any) -> Plan:  # noqa: A002
+    """Observe one step of a recurrent cell."""
+    states = [hx] if isinstance(hx, Tensor) else list(hx)
+    if any(call.weight(tensor) is not None for tensor in (input, *states)):
+        raise call.unsupported("its input or its state comes from a parameter")
+    if input.dim() != 2:  # noqa: PLR2004
+        raise call.unsupported("its input has no dimension for rows")
+    layout = _recurrent_layout(call, input, 0)
+    partition = call.partition(input, layout)
+    rows = [(input, 0), *((state, 0) for state in states)]
+    return rerun(call, rows, [0] * len(states), layout, partition)
+
+
+@operator("scaled_dot_product_attention", "cdist", "cosine_similarity", "pairwise_distance")
+def rows_first(call: Call, *args: Any, **kwargs: Any) -> Plan:
+    """Observe a function that treats the slices of dimension 0 independently."""
+    if call.name == "scaled_dot_product_attention" and (
+        kwargs.get("dropout_p", args[4] if len(args) > 4 else 0.0)  # noqa: PLR2004
+    ):
+        raise call.unsupported("its dropout does not repeat: use `dropout_p=0`")
+    tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
+    data = [t for t in tensors if call.weight(t) is None and call.is_data(t)]
+    full = max(tensor.dim() for tensor in data)
+    layout = call.layout(data[0])
+    size = data[0].shape[0]
+    if layout.dim != 0 or any(not call.layout(t).same_as(layout) or t.dim() < full for t in data):
+        raise call.unsupported("its operands do not hold the same rows in dimension 0")
+    rows = [
+        (tensor, 0)
+        for tensor in tensors
+        if tensor.dim() == full and tensor.shape[0] == size and _has_rows(call, tensor)
+    ]
+    partition = call.mode.partition(size, layout)
+    return rerun(
+        call, rows, [0], Layout(0, layout.index) if layout.index is not None else PLAIN, partition
+    )
+
+
+def _has_rows(call: Call, tensor: Tensor) -> bool:
+    """Whether a tensor is to be cut into rows.
+
+    Attention broadcasts its operands, so that one as long as there are rows is cut along with
+    them; a matrix of centres or keys is not.
+    """
+    if call.weight(tensor) is None:
+        return call.is_data(tensor) or call.name == "scaled_dot_product_attention"
+    return call.name == "scaled_dot_product_attention"
