@@ -120,6 +120,8 @@ class Figure:
     """What to draw; `list` shows the names, `all` draws everything."""
     out: Path = Path("figures")
     """The folder to write to."""
+    runs: Path = Path("runs")
+    """The directory of runs, for figures that show trained networks."""
     quick: bool = False
     """A coarser version in less time."""
 
@@ -279,12 +281,21 @@ def _figure(rest: list[str]) -> None:
             f"There is no figure `{asked.name}`.{nearest(asked.name, names)} "
             "`consilience figure list` shows all."
         )
+    missing: list[str] = []
     for entry in chosen:
         console.print(Text(f"{entry.name}: {entry.title}"), style="bold")
-        with runs.explaining(asked.out):
-            asked.out.mkdir(parents=True, exist_ok=True)
-            for path in import_module(entry.module).draw(asked.out, quick=asked.quick):
-                console.print(Text(f"  {path}"), soft_wrap=True)
+        trained = {"runs": asked.runs} if entry.runs else {}
+        try:
+            with runs.explaining(asked.out):
+                asked.out.mkdir(parents=True, exist_ok=True)
+                for path in import_module(entry.module).draw(
+                    asked.out, quick=asked.quick, **trained
+                ):
+                    console.print(Text(f"  {path}"), soft_wrap=True)
+        except LabError as error:  # the other figures of `all` are drawn all the same
+            missing.append(f"{entry.name}: {error}")
+    if missing:
+        raise LabError("\n".join(missing))
 
 
 def _preset_of(rest: Sequence[str]) -> str:

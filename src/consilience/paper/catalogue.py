@@ -16,6 +16,8 @@ class Entry:
         title: What it shows, in a line.
         source: Where it stands in the paper.
         cost: What it takes on two cores, in words.
+        runs: The command that trains what it draws, or nothing. Where there is one, `draw` also
+            takes `runs: Path`, the folder of `--runs`.
     """
 
     name: str
@@ -23,6 +25,7 @@ class Entry:
     title: str
     source: str
     cost: str
+    runs: str = ""
 
 
 THEORY: tuple[Entry, ...] = ()
