@@ -145,7 +145,6 @@ def test_agreeing_follows_the_rule_of_stacked_gradients(rule, outputs):
         for e in env.unique()
     ]
     expected = [rule.combine(torch.stack(gradients)) for gradients in zip(*each, strict=True)]
-    kept = rule.keep
     method = Agreeing(model, sgd(model), rule)
     report = []
     found = step_taken(model, lambda: report.append(method.step(x, y, env)))
@@ -154,32 +153,32 @@ def test_agreeing_follows_the_rule_of_stacked_gradients(rule, outputs):
     mean_loss = (
         sum(losses(network(outputs)(x[env == e]), y[env == e]).mean() for e in env.unique()) / 4
     )
-    assert report[0].loss == pytest.approx(float(mean_loss))
+    assert report[0].loss == pytest.approx(mean_loss.item())
     assert report[0].null_keep_rate == rule.null_keep_rate(4)
     if isinstance(rule, AndMask):
         nonzero = sum(int((g != 0).sum()) for g in expected)
         assert report[0].kept == pytest.approx(nonzero / sum(g.numel() for g in expected))
-    assert kept is not None
 
 
-def test_agreeing_with_batch_norm_couples_rows_as_the_model_does():
-    model = network(batch_norm=True)
+def test_agreeing_with_batch_norm():
     x, y, env = batch(torch.arange(3).repeat_interleave(4))
-    logits = model(x)
+    # Shares of the joint backward pass sum to the ordinary gradient.
+    model = network(batch_norm=True)
+    expected = torch.autograd.grad(losses(model(x), y).mean(), list(model.parameters()))
+    method = Agreeing(model, sgd(model), Mean(), batchnorm="joint")
+    for a, b in zip(step_taken(model, lambda: method.step(x, y, env)), expected, strict=True):
+        torch.testing.assert_close(a, b)
+    # Environments normalised by themselves are networks by themselves.
+    model = network(batch_norm=True)
     each = [
         torch.autograd.grad(
-            losses(logits[env == e], y[env == e]).mean(),
-            list(model.parameters()),
-            retain_graph=True,
+            losses(model(x[env == e]), y[env == e]).mean(), list(model.parameters())
         )
         for e in range(3)
     ]
-    expected = [
-        AndMask(1.0).combine(torch.stack(gradients)) for gradients in zip(*each, strict=True)
-    ]
-    method = Agreeing(model, sgd(model), AndMask(1.0))
-    found = step_taken(model, lambda: method.step(x, y, env))
-    for a, b in zip(found, expected, strict=True):
+    expected = [AndMask(1.0).combine(torch.stack(shares)) for shares in zip(*each, strict=True)]
+    method = Agreeing(model, sgd(model), AndMask(1.0), batchnorm="per_environment")
+    for a, b in zip(step_taken(model, lambda: method.step(x, y, env)), expected, strict=True):
         torch.testing.assert_close(a, b)
 
 

@@ -50,9 +50,9 @@ class DANN(Method):
         self.optimizer.zero_grad()
         features = self.embedding(x)
         loss = losses(self.label(features), y).mean()
-        reversed_features = Reverse.apply(features, self.domain_weight)
+        reversed_features = Reverse.apply(features, self.domain_weight)  # type: ignore[no-untyped-call]
         domain_loss = nn.functional.cross_entropy(self.domain(reversed_features), env)
-        (loss + domain_loss).backward()
+        (loss + domain_loss).backward()  # type: ignore[no-untyped-call]
         self.penalty.before_mask(p for m in self.modules().values() for p in m.parameters())
         self.penalty.after_mask(self.optimizer)
         self.optimizer.step()
@@ -72,5 +72,5 @@ class Reverse(torch.autograd.Function):
         return features.view_as(features)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]  # noqa: D102
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # noqa: D102
         return -ctx.weight * gradient, None

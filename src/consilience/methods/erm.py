@@ -29,7 +29,7 @@ class ERM(Method):
         del env
         self.optimizer.zero_grad()
         loss = losses(self.model(x), y).mean()
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         self.penalty.before_mask(self.model.parameters())
         self.penalty.after_mask(self.optimizer)
         self.optimizer.step()

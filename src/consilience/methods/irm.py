@@ -53,7 +53,7 @@ class IRM(Method):
         logits = self.model(x)
         risk = environment_mean(losses(logits, y), env)
         loss = risk + weight * irm_penalty(logits, y, env)
-        (loss / max(weight, 1.0)).backward()
+        (loss / max(weight, 1.0)).backward()  # type: ignore[no-untyped-call]
         self.penalty.before_mask(self.model.parameters())
         self.penalty.after_mask(self.optimizer)
         self.optimizer.step()
@@ -80,6 +80,7 @@ def irm_penalty(logits: Tensor, y: Tensor, env: Tensor) -> Tensor:
     else:
         target = nn.functional.one_hot(y, logits.shape[1]).to(logits.dtype)
         rows = ((logits.softmax(1) - target) * logits).sum(1)
-    _, index, sizes = env.unique(return_inverse=True, return_counts=True)
+    _, index, sizes = torch.unique(env, return_inverse=True, return_counts=True)
     means = torch.zeros(len(sizes), dtype=rows.dtype).index_add(0, index, rows) / sizes
-    return means.square().mean()
+    found: Tensor = means.square().mean()
+    return found
