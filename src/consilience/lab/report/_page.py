@@ -152,7 +152,7 @@ def _headline(groups: Sequence[Group]) -> str:
         lines.append(
             f"<b>{escape(worst.label)}</b> is right on {percent(train.mean)} of its training rows "
             f"and on <b>{percent(test.mean)}</b> of test rows{_over(test.count)}, where guessing "
-            f"gives {percent(worst.chance or 0.0)}: it learned shortcuts."
+            f"gives {worst.chance or 0.0:.0%}: it learned shortcuts."
         )
     return f'<div class="headline">{"".join(f"<p>{line}</p>" for line in lines)}</div>'
 
@@ -216,7 +216,7 @@ def _results(groups: Sequence[Group], learned: dict[Path, Learned]) -> tuple[str
         '<th scope="col">seeds</th><th scope="col">train</th><th scope="col">test</th>'
         '<th scope="col">weights kept<br>(by chance)</th>'
         '<th scope="col">from the<br>mechanism</th><th scope="col">from<br>shortcuts</th>'
-        '<th scope="col">time<br>of a run</th>'
+        '<th scope="col">time</th>'
     )
     table = (
         f'<div class="scroll"><table class="results"><thead><tr>{head}</tr></thead>'
@@ -237,7 +237,7 @@ def _strips(groups: Sequence[Group]) -> str:
         for key in ("train_accuracy", "test_accuracy")
         if (value := r.last(key)) is not None
     ]
-    start = 0.4 if min(values, default=0.0) >= 0.42 else 0.0
+    start = 0.4 if min(values, default=0.0) >= 0.4 else 0.0
 
     def place(value: float) -> str:
         return f"left:{100 * (value - start) / (1 - start):.2f}%"
@@ -250,7 +250,7 @@ def _strips(groups: Sequence[Group]) -> str:
         dots = "".join(
             f'<i class="{name}" style="{place(value)}" '
             f'title="seed {r.run.seed if r.run else "?"}: {name} {percent(value)}"></i>'
-            for name in ("train", "test")
+            for name in ("test", "train")
             for r in group.counted
             if (value := r.last(f"{name}_accuracy")) is not None
         )
@@ -340,7 +340,7 @@ def _decisions(
         '</span><span><i class="swatch zero"></i>says class 0</span>'
         '<span><svg viewBox="0 0 30 12" class="plane" style="border:0;background:none" '
         'aria-hidden="true"><circle class="class1" cx="8" cy="6" r="4"/><circle class="class0" '
-        'cx="22" cy="6" r="4"/></svg>rows of class 1 and 0</span></div>'
+        'cx="22" cy="6" r="4"/></svg>rows of class 1 and of class 0</span></div>'
     )
     return (
         "learned",
@@ -390,7 +390,8 @@ def _configuration(groups: Sequence[Group]) -> tuple[str, str, str]:
     keys = list(dict.fromkeys(key for settings in all_settings for key in settings))
     texts = {key: [_value(s[key]) if key in s else "–" for s in all_settings] for key in keys}
     same = [key for key in keys if len(set(texts[key])) == 1]
-    differ = [key for key in keys if key not in same]
+    named = all(str(g.settings.get("method")) in g.label for g in groups)
+    differ = [key for key in keys if key not in same and not (key == "method" and named)]
     listed = "".join(
         f"<div><dt>{escape(key)}</dt><dd>{escape(texts[key][0])}</dd></div>" for key in same
     )
@@ -499,13 +500,11 @@ def _left_out(groups: Sequence[Group], shown: Sequence[Group]) -> str:
 def _cell(spread: Spread | None) -> str:
     if spread is None:
         return "–"
-    if spread.deviation is None:
+    if spread.deviation is None or spread.low == spread.high:
         return percent(spread.mean)
-    around = (
-        "" if spread.low == spread.high else f" ± {percent(spread.deviation).removesuffix('%')}%"
-    )
+    around = f"{100 * spread.deviation:.{1 if spread.deviation >= 0.001 else 2}f}"
     low, high = percent(spread.low), percent(spread.high)
-    return f'{percent(spread.mean)}{around}<br><span class="range">{low} – {high}</span>'
+    return f'{percent(spread.mean)} ± {around}<br><span class="range">{low} – {high}</span>'
 
 
 def _share(kept: Spread | None, null: Spread | None) -> str:
@@ -519,11 +518,12 @@ def _time(seconds: Spread | None) -> str:
 
 
 def _clock(seconds: float) -> str:
-    if seconds < 60:
-        return f"{seconds:.0f} s"
-    if seconds < 3600:
-        return f"{seconds // 60:.0f} min {seconds % 60:.0f} s"
-    return f"{seconds // 3600:.0f} h {seconds % 3600 // 60:.0f} min"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"
 
 
 def _value(value: Any) -> str:

@@ -19,6 +19,7 @@ WIDTH, HEIGHT = 340, 200
 LEFT, RIGHT, TOP, BOTTOM = 44, 12, 12, 34
 WARM, COOL = (0xE6, 0x6A, 0x1F), (0x1F, 0x77, 0xC9)
 """Class 1 and class 0; the style sheet has them too."""
+SUPERSCRIPT = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
 MOST_POINTS = 300
 """A curve with more epochs than this is thinned: a screen shows no more."""
 
@@ -48,23 +49,26 @@ class Axis:
 
 
 def percent(value: float) -> str:
-    """Return a share in percent: more digits near both ends, where they matter.
+    """Return a share in percent, with more digits near both ends; very small ones as a power.
 
     Example:
-        >>> percent(1.0), percent(0.4998), percent(0.9996), percent(0.00031), percent(0.0)
-        ('100%', '50.0%', '99.96%', '0.031%', '0%')
+        >>> percent(1.0), percent(0.4998), percent(0.9996), percent(0.00031), percent(4.7e-10)
+        ('100%', '50.0%', '99.96%', '0.031%', '4.7·10⁻¹⁰')
     """
     if value in (0.0, 1.0):
         return f"{value:.0%}"
+    if value < 1e-4:
+        digits, power = f"{value:.1e}".split("e")
+        return f"{digits}·{_power(-int(power))}"
     if value < 0.01:
-        return f"{float(f'{100 * value:.2g}'):g}%" if value >= 1e-6 else f"{100 * value:.1e}%"
+        return f"{float(f'{100 * value:.2g}'):g}%"
     text = f"{100 * value:.1f}%"
     return f"{100 * value:.2f}%" if text == "100.0%" else text
 
 
 def accuracy_axis(lowest: float) -> Axis:
     """Axis of accuracies: from 40%, or from 0 where something lies below that."""
-    start = 0.4 if lowest >= 0.42 else 0.0
+    start = 0.4 if lowest >= 0.4 else 0.0
     ticks = (0.4, 0.6, 0.8, 1.0) if start else (0.0, 0.25, 0.5, 0.75, 1.0)
     top = 1.02  # a line at 100% should be seen whole
     return Axis(lambda v: (v - start) / (top - start), [(t, f"{t:.0%}") for t in ticks], percent)
@@ -192,7 +196,7 @@ def png(palette: Sequence[tuple[int, int, int, int]], index: np.ndarray) -> str:
 
 
 def _power(decade: int) -> str:
-    return {0: "100%", 1: "10%", 2: "1%"}.get(decade, f"1e-{decade}")
+    return "1" if decade == 0 else "10⁻" + str(decade).translate(SUPERSCRIPT)
 
 
 def _thin(epochs: int) -> np.ndarray:
