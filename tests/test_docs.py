@@ -1,0 +1,115 @@
+"""The docs: their code runs, their links lead somewhere, their tables are what commands print."""
+
+import doctest
+import inspect
+import re
+import runpy
+import shlex
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from consilience import rules
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+NOT_RUN = re.compile(r"<!-- not run: .+ -->\s*$")
+
+every_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+
+
+def blocks(page, language):
+    """Yield the line and the text of each block that can be run."""
+    text = page.read_text()
+    for block in BLOCK.finditer(text):
+        if block[1] == language and not NOT_RUN.search(text[: block.start()]):
+            yield text[: block.start()].count("\n") + 1, block[2]
+
+
+@every_page
+def test_code_runs(page, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    torch.manual_seed(0)
+    namespace = {"__name__": "page"}
+    for line, code in blocks(page, "python"):
+        # The line numbers of a traceback are those of the page.
+        exec(compile("\n" * line + code, page, "exec"), namespace)  # noqa: S102
+    for line, code in blocks(page, "pycon"):
+        example = doctest.DocTestParser().get_doctest(code, namespace, page.name, str(page), line)
+        assert doctest.DocTestRunner().run(example).failed == 0
+
+
+@every_page
+def test_links_lead_somewhere(page):
+    text = re.sub(r"`[^`\n]*`", "", BLOCK.sub("", page.read_text()))
+    for link in re.findall(r"\]\(([^)\s]+)\)", text):
+        if link.startswith(("http://", "https://")):
+            continue
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path) if path else page
+        assert target.exists(), link
+        if anchor:
+            titles = re.findall(r"^#+ (.+)$", target.read_text(), re.MULTILINE)
+            anchors = {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+            assert anchor in anchors, link
+
+
+@every_page
+def test_commands_name_files_that_exist(page):
+    """What a page says to run is there to be run."""
+    for script in re.findall(r"python ((?:examples|benchmarks)/\S+\.py)", page.read_text()):
+        assert (ROOT / script).exists(), script
+    makefile = (ROOT / "Makefile").read_text()
+    for _, code in blocks(page, "console"):
+        for line in code.splitlines():
+            words = shlex.split(line, comments=True)
+            if "make" in words:
+                for target in words[words.index("make") + 1 :]:
+                    assert "=" in target or re.search(f"^{target}:", makefile, re.MULTILINE), line
+
+
+def test_the_loop_of_the_readme_runs():
+    """The lines that the diff in the README leaves, as they stand."""
+    (diff,) = (code for _, code in blocks(ROOT / "README.md", "diff"))
+    after = "\n".join(line[1:] for line in diff.splitlines() if not line.startswith("-"))
+    before = "\n".join(line[1:] for line in diff.splitlines() if not line.startswith("+"))
+    for loop in (before, after):
+        torch.manual_seed(0)
+        model = torch.nn.Linear(4, 3)
+        weight = model.weight.detach().clone()
+        batch = (torch.randn(10, 4), torch.randint(3, (10,)), torch.arange(10) % 5)
+        namespace = {
+            "Agreement": __import__("consilience").Agreement,
+            "AndMask": rules.AndMask,
+            "F": F,
+            "model": model,
+            "optimizer": torch.optim.SGD(model.parameters(), lr=1.0),
+            "loader": [batch],
+        }
+        exec(loop, namespace)  # noqa: S102
+        moved = model.weight != weight
+        if loop is before:
+            assert moved.all()
+        else:
+            kept = namespace["report"].parameters["weight"].kept
+            assert 0 < kept < 1
+            assert moved.double().mean() == pytest.approx(kept)
+
+
+def test_tables_of_thresholds_are_those_of_the_command():
+    example = runpy.run_path(str(ROOT / "examples" / "chance.py"))
+    page = (ROOT / "docs" / "rules.md").read_text()
+    assert example["lattices"]() in page
+    assert example["rates"]() in page
+
+
+def test_every_rule_has_a_row():
+    for page in ("README.md", "docs/rules.md"):
+        text = (ROOT / page).read_text()
+        for name in rules.__all__:
+            found = getattr(rules, name)
+            if inspect.isclass(found) and issubclass(found, rules.Rule) and found is not rules.Rule:
+                assert f"| `{name}(" in text, (page, name)
