@@ -47,7 +47,7 @@ class Settings:
         test_rows: Rows of test data.
         hidden_units: Width of the network (of each of its three parts, for DANN).
         hidden_layers: Hidden layers of the network (DANN's three parts have one each).
-        outputs: Outputs of the network: 2, or 1 for a single logit.
+        outputs: Outputs of the network: 1, a single logit, or 2.
         batch_norm: Normalise each hidden layer over the batch.
         dropout: Share of hidden units dropped in training.
         epochs: Epochs of training; 0 for 3000 / environments, rounded down.
@@ -78,7 +78,7 @@ class Settings:
     test_rows: int = 2000
     hidden_units: int = 256
     hidden_layers: int = 3
-    outputs: Literal[1, 2] = 2
+    outputs: Literal[1, 2] = 1
     batch_norm: bool = False
     dropout: float = 0.0
     epochs: int = 0
@@ -167,7 +167,6 @@ PRESETS: Mapping[str, Settings] = {
         rows_per_environment=1024,
         revolutions=3.0,
         spiral_scale=0.0,
-        outputs=1,
         epochs=150,
         batch_size=256,
         drops=(0.75,),
