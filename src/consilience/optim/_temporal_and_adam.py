@@ -153,13 +153,19 @@ class TemporalAndAdam(Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        for bucket in self._prepare():
-            _update(bucket)
+        compiling = torch.compiler.is_compiling()
+        for bucket in self._prepare(tensors=compiling):
+            _average(bucket)
+            (_move_compiled if compiling else _move)(bucket)
         return loss
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
-    def _prepare(self) -> list[_Bucket]:
-        """Check the gradients, count the step, and sort the work into buckets."""
+    def _prepare(self, *, tensors: bool = False) -> list[_Bucket]:
+        """Check the gradients, count the step, and sort the work into buckets.
+
+        What changes from step to step is a number; or, as compiled code is compiled again for
+        every new number, a tensor.
+        """
         check_gradients(self.param_groups, "TemporalAndAdam")
         buckets: list[_Bucket] = []
         for group in self.param_groups:
@@ -173,6 +179,9 @@ class TemporalAndAdam(Optimizer):
                     buckets.append(_Bucket(group))
                     used, kind = parameter.numel(), (parameter.device, parameter.dtype)
                 buckets[-1].add(parameter, self._state_of(parameter))
+        if tensors:
+            for bucket in buckets:
+                bucket.to_tensors()
         return buckets
 
     def _state_of(self, parameter: Tensor) -> dict[str, Tensor]:
@@ -214,19 +223,22 @@ class _Bucket:
     exp_avgs: list[Tensor] = field(default_factory=list)
     exp_avg_sqs: list[Tensor] = field(default_factory=list)
     sign_avgs: list[Tensor] = field(default_factory=list)
-    eps: list[float] = field(default_factory=list)
-    rates: list[float] = field(default_factory=list)
-    bars: list[float] = field(default_factory=list)
+    scratch: list[Tensor] = field(default_factory=list)
+    eps: list[Any] = field(default_factory=list)
+    rates: list[Any] = field(default_factory=list)
+    bars: list[Any] = field(default_factory=list)
+    shrink: Any = 1.0
 
     def add(self, parameter: Tensor, state: dict[str, Tensor]) -> None:
         assert parameter.grad is not None  # noqa: S101
         self.params.append(parameter)
-        self.gradients.append(parameter.grad.to(state["exp_avg"].dtype))
+        self.gradients.append(parameter.grad)
         self.exp_avgs.append(state["exp_avg"])
         self.exp_avg_sqs.append(state["exp_avg_sq"])
         self.sign_avgs.append(state["sign_avg"])
         beta1, beta2, beta3 = self.group["betas"]
-        eps, rate, steps = self.group["eps"], -float(self.group["lr"]), None
+        lr, eps, steps = float(self.group["lr"]), self.group["eps"], None
+        rate = -lr
         if self.group["bias_correction"]:
             # (m / c1) / sqrt(v / c2 + eps) = sqrt(c2) / c1 * m / sqrt(v + eps c2)
             steps = state["step"].item()
@@ -235,33 +247,64 @@ class _Bucket:
         self.eps.append(eps)
         self.rates.append(rate)
         self.bars.append(bar(self.group["threshold"], beta3, steps, state["sign_avg"].dtype))
+        if self.group["decay"] == "after":
+            self.shrink = 1 - lr * self.group["weight_decay"]
+
+    def to_tensors(self) -> None:
+        self.eps, self.rates, self.bars = (
+            list(torch.tensor(numbers, dtype=torch.float64).unbind())
+            for numbers in (self.eps, self.rates, self.bars)
+        )
+        self.shrink = torch.tensor(self.shrink, dtype=torch.float64)
 
 
-def _update(bucket: _Bucket) -> None:
+def _average(bucket: _Bucket) -> None:
+    """Take the gradients into the three averages."""
     group = bucket.group
     beta1, beta2, beta3 = group["betas"]
-    decay = group["weight_decay"]
-    params, gradients = bucket.params, bucket.gradients
+    dtype = bucket.exp_avgs[0].dtype
+    gradients = [gradient.to(dtype) for gradient in bucket.gradients]
     if group["maximize"]:
         gradients = list(torch._foreach_neg(gradients))
-    if decay != 0 and group["decay"] == "before":
-        gradients = list(torch._foreach_add(gradients, params, alpha=decay))
-
+    if group["weight_decay"] != 0 and group["decay"] == "before":
+        gradients = list(torch._foreach_add(gradients, bucket.params, alpha=group["weight_decay"]))
     torch._foreach_lerp_(bucket.exp_avgs, gradients, 1 - beta1)
     torch._foreach_mul_(bucket.exp_avg_sqs, beta2)
     torch._foreach_addcmul_(bucket.exp_avg_sqs, gradients, gradients, 1 - beta2)
-    signs = torch._foreach_sign(gradients)
-    torch._foreach_lerp_(bucket.sign_avgs, signs, 1 - beta3)
+    bucket.scratch = list(torch._foreach_sign(gradients))
+    torch._foreach_lerp_(bucket.sign_avgs, bucket.scratch, 1 - beta3)
 
-    scales = signs  # done with: one temporary for all that follows
+
+def _move(bucket: _Bucket) -> None:
+    """Move the parameters where their signs agree, with no more memory than the signs took."""
+    scales = bucket.scratch
     torch._foreach_copy_(scales, bucket.exp_avg_sqs)
     torch._foreach_add_(scales, bucket.eps)
     torch._foreach_rsqrt_(scales)
     for scale, average, least in zip(scales, bucket.sign_avgs, bucket.bars, strict=True):
         keep_above_(scale, average, least)
-    torch._foreach_addcmul_(params, bucket.exp_avgs, scales, bucket.rates)
-    if decay != 0 and group["decay"] == "after":
-        torch._foreach_mul_(params, 1 - float(group["lr"]) * decay)
+    torch._foreach_addcmul_(bucket.params, bucket.exp_avgs, scales, bucket.rates)
+    if bucket.group["weight_decay"] != 0 and bucket.group["decay"] == "after":
+        torch._foreach_mul_(bucket.params, bucket.shrink)
+    scales.clear()
+
+
+def _move_compiled(bucket: _Bucket) -> None:
+    """Do the same in operations that a compiler fuses, with tensors for numbers."""
+    for parameter, m, v, a, eps, rate, least in zip(
+        bucket.params,
+        bucket.exp_avgs,
+        bucket.exp_avg_sqs,
+        bucket.sign_avgs,
+        bucket.eps,
+        bucket.rates,
+        bucket.bars,
+        strict=True,
+    ):
+        scale = torch.where(a.abs() > least, torch.rsqrt(v + eps), 0)
+        parameter.add_(m * scale * rate)
+        if bucket.group["weight_decay"] != 0 and bucket.group["decay"] == "after":
+            parameter.mul_(bucket.shrink)
 
 
 def _check_settings(settings: dict[str, Any]) -> None:

@@ -1,0 +1,503 @@
+import copy
+import io
+import math
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+from torch._dynamo.testing import CompileCounterWithBackend
+
+from consilience.optim import PUBLISHED_SETTINGS, TemporalAndAdam
+from consilience.optim import _temporal_and_adam as module
+
+KEYS = ("exp_avg", "exp_avg_sq", "sign_avg")
+
+
+class Transcription:
+    """Algorithm 2, line by line, one component at a time, in Python's floats."""
+
+    def __init__(self, theta, lr, betas, threshold, eps, weight_decay, correct, decay, maximize):
+        self.theta = [float(t) for t in theta]
+        self.m, self.v, self.a = ([0.0] * len(theta) for _ in range(3))
+        self.settings = lr, betas, threshold, eps, weight_decay, correct, decay, maximize
+        self.t = 0
+        self.tie = [False] * len(theta)  # rounding decides, here or there, from then on
+
+    def step(self, gradient):
+        lr, (b1, b2, b3), tau, eps, decay_rate, correct, decay, maximize = self.settings
+        self.t += 1
+        c1, c2, c3 = (1 - b**self.t if correct else 1 for b in (b1, b2, b3))
+        for i, given_gradient in enumerate(gradient):
+            g = float(-given_gradient if maximize else given_gradient)
+            if decay == "before":
+                g += decay_rate * self.theta[i]
+            self.m[i] = b1 * self.m[i] + (1 - b1) * g
+            self.v[i] = b2 * self.v[i] + (1 - b2) * (g * g)
+            self.a[i] = b3 * self.a[i] + (1 - b3) * ((g > 0) - (g < 0))
+            b = 1 if abs(self.a[i] / c3) >= tau else 0
+            self.tie[i] |= abs(abs(self.a[i] / c3) - tau) < 1e-9
+            self.theta[i] = self.theta[i] - lr * (self.m[i] / c1 * b) / math.sqrt(
+                self.v[i] / c2 + eps
+            )
+            if decay == "after":
+                self.theta[i] = self.theta[i] - lr * decay_rate * self.theta[i]
+
+
+rates = st.sampled_from([0.0, 0.21, 0.5, 0.9]) | st.floats(0, 0.99)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.data(),
+    st.tuples(rates, rates, rates),
+    st.sampled_from([0.0, 0.1, 0.36, 0.5, 0.8]) | st.floats(0, 0.95),
+    st.booleans(),
+    st.sampled_from(["after", "before"]),
+    st.booleans(),
+    st.sampled_from([None, False]),
+)
+def test_every_element_is_that_of_the_algorithm(
+    data, betas, threshold, correct, decay, maximize, foreach
+):
+    shapes = data.draw(st.lists(st.sampled_from([(), (1,), (3,), (2, 3), (0,)]), min_size=1))
+    sizes = [math.prod(shape) for shape in shapes]
+    seed, steps = data.draw(st.integers(0, 2**31)), data.draw(st.integers(1, 12))
+    lr, eps, weight_decay = 0.05, data.draw(st.sampled_from([1e-8, 1e-3])), 0.3
+    random = np.random.default_rng(seed)
+    theta = random.standard_normal(sum(sizes))
+    parameters = [
+        nn.Parameter(torch.tensor(part).view(shape))
+        for part, shape in zip(np.split(theta, np.cumsum(sizes)[:-1]), shapes, strict=True)
+    ]
+    options = {"bias_correction": correct, "decay": decay, "maximize": maximize}
+    optimizer = TemporalAndAdam(
+        parameters, lr, betas, threshold, eps, weight_decay, foreach=foreach, **options
+    )
+    literal = Transcription(
+        theta, lr, betas, threshold, eps, weight_decay, correct, decay, maximize
+    )
+    for _ in range(steps):
+        # Zeros, repeated signs and wide scales, of which random normal numbers have too few.
+        gradient = random.choice([-1.0, 0.0, 1.0], sum(sizes), p=[0.15, 0.15, 0.7])
+        gradient *= 10.0 ** random.integers(-6, 3, sum(sizes))
+        for parameter, part in zip(
+            parameters, np.split(gradient, np.cumsum(sizes)[:-1]), strict=True
+        ):
+            parameter.grad = torch.tensor(part).view(parameter.shape)
+        before = [parameter.grad.clone() for parameter in parameters]
+        optimizer.step()
+        literal.step(gradient)
+        assert all(map(torch.equal, before, (parameter.grad for parameter in parameters)))
+    sure = ~torch.tensor(literal.tie, dtype=torch.bool)
+
+    def flat(tensors):
+        return torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
+
+    for key, average in zip(KEYS, (literal.m, literal.v, literal.a), strict=True):
+        found = flat([optimizer.state[parameter][key] for parameter in parameters])
+        expected = torch.tensor(average, dtype=torch.float64)
+        # With decay in the gradient the averages depend on where the weight is.
+        which = sure if decay == "before" else torch.ones_like(sure)
+        assert torch.allclose(found[which], expected[which], rtol=1e-12, atol=1e-15)
+    expected = torch.tensor(literal.theta, dtype=torch.float64)
+    assert torch.allclose(flat(parameters)[sure], expected[sure], rtol=1e-11, atol=1e-13)
+
+
+def steps_with(optimizer, parameters, number, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    for _ in range(number):
+        for parameter in parameters:
+            gradient = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+            parameter.grad = (gradient + 0.5).to(parameter.dtype)
+        optimizer.step()
+
+
+def two_parameters(dtype=torch.float32):
+    return [nn.Parameter(torch.ones(3, 2, dtype=dtype)), nn.Parameter(torch.ones(4, dtype=dtype))]
+
+
+def test_threshold_zero_and_bias_correction_are_adam():
+    ours, theirs = two_parameters(torch.float64), two_parameters(torch.float64)
+    mask = TemporalAndAdam(ours, 0.01, threshold=0.0, eps=1e-30, bias_correction=True)
+    adam = torch.optim.Adam(theirs, 0.01, eps=1e-15)
+    steps_with(mask, ours, 7)
+    steps_with(adam, theirs, 7)
+    for a, b in zip(ours, theirs, strict=True):
+        assert torch.allclose(a, b, rtol=1e-12, atol=1e-12)
+
+
+def test_decay_before_is_that_of_adam():
+    ours, theirs = two_parameters(torch.float64), two_parameters(torch.float64)
+    settings = {"eps": 1e-30, "weight_decay": 0.1, "bias_correction": True}
+    mask = TemporalAndAdam(ours, 0.01, threshold=0.0, decay="before", **settings)
+    adam = torch.optim.Adam(theirs, 0.01, eps=1e-15, weight_decay=0.1)
+    steps_with(mask, ours, 7)
+    steps_with(adam, theirs, 7)
+    for a, b in zip(ours, theirs, strict=True):
+        assert torch.allclose(a, b, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("correct", [False, True])
+def test_buckets_change_nothing(monkeypatch, correct):
+    shapes = [(3, 5), (7,), (40,), (2, 2, 2), (), (9,)]
+    results = []
+    for bucket, foreach in ((2**20, None), (16, None), (1, True), (2**20, False)):
+        monkeypatch.setattr(module, "_BUCKET", bucket)
+        parameters = [nn.Parameter(torch.ones(shape)) for shape in shapes]
+        optimizer = TemporalAndAdam(parameters, 0.1, bias_correction=correct, foreach=foreach)
+        steps_with(optimizer, parameters, 5)
+        results.append(parameters)
+    for other in results[1:]:
+        assert all(map(torch.equal, results[0], other))
+
+
+def test_work_is_cut_into_buckets(monkeypatch):
+    monkeypatch.setattr(module, "_BUCKET", 10)
+    parameters = [nn.Parameter(torch.ones(size)) for size in (4, 5, 2, 30, 1)]
+    parameters.append(nn.Parameter(torch.ones(1, dtype=torch.float64)))
+    optimizer = TemporalAndAdam(parameters)
+    for parameter in parameters:
+        parameter.grad = torch.ones_like(parameter)
+    sizes = [[p.numel() for p in bucket.params] for bucket in optimizer._prepare()]
+    assert sizes == [[4, 5], [2], [30], [1], [1]]
+
+
+def test_nothing_moves_until_enough_votes_are_in():
+    weight = nn.Parameter(torch.zeros(1))
+    optimizer = TemporalAndAdam([weight], betas=(0.9, 0.999, 0.9), threshold=0.5)
+    moved = []
+    for _ in range(10):
+        weight.grad = torch.ones(1)
+        before = weight.detach().clone()
+        optimizer.step()
+        moved.append(bool(weight != before))
+    assert moved == [1 - 0.9 ** (t + 1) >= 0.5 for t in range(10)]
+    assert moved.index(True) == 6
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("beta", [0.0, 0.3, 0.9, 0.99, 0.999])
+def test_unanimity_is_not_lost_to_rounding(dtype, beta):
+    """At threshold 1 what always agreed is kept, and one dissenting sign is noticed."""
+    weight = nn.Parameter(torch.zeros(2, dtype=dtype))
+    optimizer = TemporalAndAdam(
+        [weight], betas=(0.9, 0.999, beta), threshold=1.0, bias_correction=True
+    )
+    for t in range(400):
+        weight.grad = torch.tensor([1.0, -1.0 if t == 398 else 1.0], dtype=dtype)
+        before = weight.detach().clone()
+        optimizer.step()
+        assert weight[0] != before[0]
+    assert (weight[1] == before[1]) == (beta > 0)
+
+
+def test_a_threshold_that_is_met_exactly_is_met():
+    """1 - 0.9 lies below 0.1 in floating point."""
+    weight = nn.Parameter(torch.zeros(1, dtype=torch.float64))
+    optimizer = TemporalAndAdam([weight], betas=(0.9, 0.999, 0.9), threshold=0.1)
+    weight.grad = torch.ones_like(weight)
+    optimizer.step()
+    assert weight != 0
+
+
+def test_zero_votes_for_nobody():
+    weight = nn.Parameter(torch.ones(2))
+    optimizer = TemporalAndAdam([weight], betas=(0.9, 0.999, 0.5), threshold=0.7)
+    for gradient in (1.0, 1.0, 0.0):
+        before = weight.detach().clone()
+        weight.grad = torch.tensor([gradient, 1.0])
+        optimizer.step()
+    assert (weight != before).tolist() == [False, True]
+    assert optimizer.state[weight]["sign_avg"].tolist() == [0.375, 0.875]
+
+
+def test_groups_have_their_own_settings():
+    first, second, third = (nn.Parameter(torch.ones(2)) for _ in range(3))
+    optimizer = TemporalAndAdam(
+        [{"params": [first], "threshold": 0.0}, {"params": [second], "lr": 0.0}], lr=0.1
+    )
+    optimizer.add_param_group({"params": [third], "betas": (0.0, 0.0, 0.0), "weight_decay": 0.5})
+    for parameter in (first, second, third):
+        parameter.grad = torch.ones(2)
+    optimizer.step()
+    assert (first != 1).all()
+    assert (second == 1).all()
+    assert torch.allclose(third, torch.tensor((1 - 0.1) * (1 - 0.1 * 0.5)))
+
+
+def test_parameters_without_a_gradient_are_left_alone():
+    used, unused = nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2))
+    optimizer = TemporalAndAdam([used, unused], weight_decay=0.1, threshold=0.1)
+    used.grad = torch.ones(2)
+    optimizer.step()
+    assert (used != 1).all()
+    assert (unused == 1).all()
+    assert unused not in optimizer.state
+
+
+def test_bias_is_corrected_by_each_parameters_own_steps():
+    late, alone = nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2))
+    early = nn.Parameter(torch.ones(2))
+    together = TemporalAndAdam([early, late], bias_correction=True)
+    separate = TemporalAndAdam([alone], bias_correction=True)
+    steps_with(together, [early], 3)
+    steps_with(together, [late], 2, seed=1)
+    steps_with(separate, [alone], 2, seed=1)
+    assert torch.equal(late, alone)
+
+
+def test_closure():
+    weight = nn.Parameter(torch.ones(2))
+    optimizer = TemporalAndAdam([weight], threshold=0.1)
+
+    def closure():
+        optimizer.zero_grad()
+        loss = weight.square().sum()
+        loss.backward()
+        return loss
+
+    assert optimizer.step(closure) == 2.0
+    assert (weight < 1).all()
+
+
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5),
+        lambda optimizer: torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=9),
+        lambda optimizer: torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 9),
+    ],
+)
+def test_schedulers(schedule):
+    weight = nn.Parameter(torch.zeros(2))
+    optimizer = TemporalAndAdam([weight], lr=0.1, threshold=0.0)
+    scheduler = schedule(optimizer)
+    rates = []
+    for _ in range(5):
+        steps_with(optimizer, [weight], 1)
+        scheduler.step()
+        rates.append(optimizer.param_groups[0]["lr"])
+    assert len(set(rates)) == 5
+    assert len(optimizer.param_groups[0]["betas"]) == 3
+
+
+def test_lr_as_a_tensor():
+    one, two = two_parameters(), two_parameters()
+    steps_with(TemporalAndAdam(one, lr=torch.tensor(0.25)), one, 4)
+    steps_with(TemporalAndAdam(two, lr=0.25), two, 4)
+    assert all(map(torch.equal, one, two))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("through", ["memory", "disk"])
+def test_continuing_from_a_state_dict_changes_nothing(dtype, through):
+    weights, others = two_parameters(dtype), two_parameters(dtype)
+    optimizer = TemporalAndAdam(weights, 0.01, threshold=0.2, bias_correction=True)
+    steps_with(optimizer, weights, 3)
+    with torch.no_grad():
+        for other, weight in zip(others, weights, strict=True):
+            other.copy_(weight)
+    state = optimizer.state_dict()
+    if through == "disk":
+        file = io.BytesIO()
+        torch.save(state, file)
+        file.seek(0)
+        state = torch.load(file, weights_only=True)
+    resumed = TemporalAndAdam(others, 1.0)
+    resumed.load_state_dict(state)
+    steps_with(optimizer, weights, 3, seed=5)
+    steps_with(resumed, others, 3, seed=5)
+    assert all(map(torch.equal, weights, others))
+    for weight, other in zip(weights, others, strict=True):
+        for key, value in optimizer.state[weight].items():
+            assert torch.equal(value, resumed.state[other][key])
+            assert value.dtype == torch.float32
+
+
+def test_a_state_without_newer_settings_gets_the_defaults():
+    weights = two_parameters()
+    optimizer = TemporalAndAdam(weights, 0.01)
+    steps_with(optimizer, weights, 2)
+    state = copy.deepcopy(optimizer.state_dict())
+    for key in ("bias_correction", "decay", "maximize", "foreach"):
+        del state["param_groups"][0][key]
+    resumed = TemporalAndAdam(weights, 0.5)
+    resumed.load_state_dict(state)
+    assert resumed.param_groups[0]["decay"] == "after"
+    assert resumed.param_groups[0]["lr"] == 0.01
+    steps_with(resumed, weights, 1)
+
+
+@pytest.mark.parametrize(
+    "copied",
+    [copy.deepcopy, lambda optimizer: pickle.loads(pickle.dumps(optimizer))],  # noqa: S301
+)
+def test_copies_step_alike(copied):
+    weights = two_parameters()
+    optimizer = TemporalAndAdam(weights, 0.01, threshold=0.3)
+    steps_with(optimizer, weights, 3)
+    other = copied(optimizer)
+    theirs = other.param_groups[0]["params"]
+    steps_with(optimizer, weights, 3, seed=2)
+    steps_with(other, theirs, 3, seed=2)
+    assert all(map(torch.equal, weights, theirs))
+    assert weights[0] is not theirs[0]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_follows_single(dtype):
+    half, single = [nn.Parameter(torch.ones(64, dtype=d)) for d in (dtype, torch.float32)]
+    generator = torch.Generator().manual_seed(0)
+    coarse = TemporalAndAdam([half], 0.01, betas=(0.9, 0.999, 0.97), threshold=0.2)
+    fine = TemporalAndAdam([single], 0.01, betas=(0.9, 0.999, 0.97), threshold=0.2)
+    for _ in range(40):
+        half.grad = (torch.randn(64, generator=generator) + 0.4).to(dtype)
+        single.grad = half.grad.float()
+        coarse.step()
+        fine.step()
+        with torch.no_grad():
+            single.copy_(half.float())
+    for key in KEYS:
+        assert torch.equal(coarse.state[half][key], fine.state[single][key])
+    assert (half != 1).any()
+
+
+def test_memory_formats_and_gradients_that_are_views():
+    plain = nn.Parameter(torch.ones(2, 3, 4, 4))
+    last = nn.Parameter(torch.ones(2, 3, 4, 4).to(memory_format=torch.channels_last))
+    expanded = nn.Parameter(torch.ones(2, 3, 4, 4))
+    optimizers = [TemporalAndAdam([p], 0.1, threshold=0.1) for p in (plain, last, expanded)]
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(3):
+        gradient = torch.randn(2, 1, 4, 4, generator=generator)
+        plain.grad = gradient.expand_as(plain).contiguous()
+        last.grad = plain.grad.to(memory_format=torch.channels_last)
+        expanded.grad = gradient.expand_as(plain)
+        for optimizer in optimizers:
+            optimizer.step()
+    assert torch.equal(plain, last)
+    assert torch.equal(plain, expanded)
+    assert last.is_contiguous(memory_format=torch.channels_last)
+
+
+def test_grad_scaler_skips_what_is_not_finite():
+    weight = nn.Parameter(torch.ones(2))
+    optimizer = TemporalAndAdam([weight], lr=0.1, threshold=0.0)
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    for factor, moves in ((float("inf"), False), (1.0, True)):
+        optimizer.zero_grad()
+        before = weight.detach().clone()
+        scaler.scale((weight * factor).sum()).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        assert bool((weight != before).all()) == moves
+        assert weight.isfinite().all()
+    assert torch.equal(optimizer.state[weight]["exp_avg"], torch.full((2,), 0.1))
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+def test_gradients_that_are_not_finite_lose_nothing(value):
+    weights = two_parameters()
+    optimizer = TemporalAndAdam([("first", weights[0]), ("second", weights[1])], threshold=0.0)
+    steps_with(optimizer, weights, 2)
+    state = copy.deepcopy(optimizer.state_dict())
+    before = [weight.detach().clone() for weight in weights]
+    weights[1].grad[2] = value
+    with pytest.raises(RuntimeError, match="1 of 4 components of `second` infinite or NaN"):
+        optimizer.step()
+    assert all(map(torch.equal, before, weights))
+    for saved, now in zip(
+        state["state"].values(), optimizer.state_dict()["state"].values(), strict=True
+    ):
+        assert all(torch.equal(saved[key], now[key]) for key in saved)
+
+
+def test_sums_that_overflow_are_not_mistaken_for_gradients_that_do():
+    weight = nn.Parameter(torch.zeros(3))
+    optimizer = TemporalAndAdam([weight], betas=(0.9, 0.0, 0.0), eps=1.0, threshold=0.0)
+    weight.grad = torch.tensor([3e38, 3e38, 1.0])
+    optimizer.step()
+    assert weight[2] != 0
+
+
+def test_sparse_gradients_are_refused():
+    embedding = nn.Embedding(5, 2, sparse=True)
+    optimizer = TemporalAndAdam(embedding.parameters())
+    embedding(torch.tensor([1])).sum().backward()
+    with pytest.raises(RuntimeError, match=r"sparse gradients.*parameter 0 of group 0"):
+        optimizer.step()
+
+
+def test_complex_parameters_are_refused():
+    with pytest.raises(ValueError, match="parameters that are real"):
+        TemporalAndAdam([nn.Parameter(torch.ones(2, dtype=torch.complex64))])
+    optimizer = TemporalAndAdam(two_parameters())
+    with pytest.raises(ValueError, match="parameters that are real"):
+        optimizer.add_param_group({"params": [torch.ones(2, dtype=torch.complex64)]})
+    assert len(optimizer.param_groups) == 1
+
+
+@pytest.mark.parametrize(
+    ("setting", "error", "words"),
+    [
+        ({"lr": -1.0}, ValueError, "`lr = -1.0`"),
+        ({"lr": math.nan}, ValueError, "`lr = nan`"),
+        ({"lr": torch.ones(2)}, ValueError, "`lr` should be one number"),
+        ({"betas": (0.9, 0.999)}, ValueError, "`betas` should be three numbers"),
+        ({"betas": (0.9, 1.0, 0.9)}, ValueError, r"`betas\[1\] = 1.0`"),
+        ({"betas": (-0.1, 0.9, 0.9)}, ValueError, r"`betas\[0\] = -0.1`"),
+        ({"betas": (0.9, 0.9, math.nan)}, ValueError, r"`betas\[2\] = nan`"),
+        ({"betas": (0.9, 0.9, "0.9")}, TypeError, r"`betas\[2\] = '0.9'`"),
+        ({"threshold": 1.5}, ValueError, "`threshold = 1.5`"),
+        ({"threshold": -0.1}, ValueError, "`threshold = -0.1`"),
+        ({"threshold": math.nan}, ValueError, "`threshold = nan`"),
+        ({"threshold": 1.0}, ValueError, "bias_correction = True"),
+        ({"eps": 0.0}, ValueError, "`eps = 0.0`"),
+        ({"weight_decay": -1.0}, ValueError, "`weight_decay = -1.0`"),
+        ({"decay": "during"}, ValueError, "`decay = 'during'`"),
+    ],
+)
+def test_settings_outside_their_ranges(setting, error, words):
+    with pytest.raises(error, match=words):
+        TemporalAndAdam(two_parameters(), **setting)
+    optimizer = TemporalAndAdam(two_parameters())
+    with pytest.raises(error, match=words):
+        optimizer.add_param_group({"params": two_parameters(), **setting})
+    assert len(optimizer.param_groups) == 1
+
+
+def test_published_settings_are_the_papers():
+    assert [s["threshold"] for s in PUBLISHED_SETTINGS] == [0.36, 0.40, 0.41, 0.47, 0.47]
+    for settings_ in PUBLISHED_SETTINGS:
+        weights = two_parameters()
+        steps_with(TemporalAndAdam(weights, **settings_), weights, 3)
+        assert all((weight != 1).all() for weight in weights)
+
+
+@pytest.mark.parametrize(("correct", "decay"), [(False, "before"), (True, "after")])
+def test_a_compiled_step_is_the_same_step(correct, decay):
+    torch._dynamo.reset()
+    settings_ = {"weight_decay": 0.1, "bias_correction": correct, "decay": decay}
+    plain, compiled = two_parameters(torch.float64), two_parameters(torch.float64)
+    ours = TemporalAndAdam(plain, 0.01, threshold=0.2, **settings_)
+    theirs = TemporalAndAdam(compiled, 0.01, threshold=0.2, **settings_)
+    counter = CompileCounterWithBackend("aot_eager")
+    step = torch.compile(theirs.step, backend=counter)
+    generator = torch.Generator().manual_seed(0)
+    for t in range(12):
+        for group in (*ours.param_groups, *theirs.param_groups):
+            group["lr"] = 0.01 / (1 + t)
+        for a, b in zip(plain, compiled, strict=True):
+            a.grad = torch.randn(a.shape, generator=generator, dtype=a.dtype)
+            b.grad = a.grad.clone()
+        ours.step()
+        step()
+    for a, b in zip(plain, compiled, strict=True):
+        assert torch.allclose(a, b, rtol=1e-13, atol=1e-15)
+    # Neither a new learning rate nor a new correction compiles anything again.
+    assert 1 <= counter.frame_count <= 2
+    assert counter.op_count > 10
