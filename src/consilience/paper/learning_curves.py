@@ -1,0 +1,59 @@
+"""Learning curves of all methods: train accuracy above, test accuracy below."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+from matplotlib.figure import Figure
+
+from consilience.lab.figures import PALETTE, save, style
+from consilience.paper._families import choose
+
+COLUMNS = 5
+
+
+def draw(folder: Path, *, quick: bool = False, runs: Path = Path("runs")) -> list[Path]:
+    """Draw accuracy over epochs for each method: each seed, their mean, and their range.
+
+    Args:
+        folder: Where to write `learning-curves.svg` and `.png`.
+        quick: Nothing to shorten.
+        runs: The folder of runs.
+
+    Returns:
+        The files written.
+
+    Raises:
+        LabError: Where there is no run to show; it names the commands.
+    """
+    del quick
+    chosen = choose(runs)
+    columns = min(COLUMNS, len(chosen))
+    blocks = math.ceil(len(chosen) / columns)
+    with style():
+        figure = Figure(figsize=(1.9 * columns + 0.6, 2.9 * blocks + 0.4))
+        grid = figure.subplots(2 * blocks, columns, sharex=True, sharey=True, squeeze=False)
+        for axes in grid.flat:
+            axes.set_visible(False)
+        for i, (name, group) in enumerate(chosen.items()):
+            block, column = divmod(i, columns)
+            for row, (key, colour) in enumerate((("train", PALETTE[2]), ("test", PALETTE[0]))):
+                axes = grid[2 * block + row, column]
+                axes.set_visible(True)
+                curves = group.curves(f"{key}_accuracy")
+                mean, low, high = (100 * values for values in curves.over_seeds())
+                axes.fill_between(curves.epochs, low, high, color=colour, alpha=0.15, linewidth=0)
+                for each in curves.each:
+                    axes.plot(curves.epochs, 100 * each, color=colour, ls="-", lw=0.5, alpha=0.5)
+                axes.plot(curves.epochs, mean, color=colour, linestyle="-", linewidth=1.6)
+                axes.axhline(50, color="#444444", linestyle=":", linewidth=1)
+                axes.set(ylim=(36, 103), yticks=[40, 60, 80, 100])
+                if row == 0:
+                    axes.set_title(f"{name} ({len(curves.each)})")
+                if row == 1 and i + columns >= len(chosen):
+                    axes.set_xlabel("epoch")
+                    axes.tick_params(labelbottom=True)
+                if column == 0:
+                    axes.set_ylabel(f"{key}, %")
+        return save(figure, folder, "learning-curves")
