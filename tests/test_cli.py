@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -18,18 +19,6 @@ TINY = (  # noqa: SIM905
     "--environments 4 --shortcut-dimensions 6 --rows-per-environment 32 --test-rows 50 "
     "--hidden-units 8 --epochs 3 --batch-size 16 --name tiny"
 ).split()
-
-
-def command(*words, **kwargs):
-    environment = {**os.environ, "COLUMNS": "200", "NO_COLOR": "1", "OMP_NUM_THREADS": "1"}
-    return subprocess.run(  # noqa: S603
-        [sys.executable, "-m", "consilience.cli", *map(str, words)],
-        capture_output=True,
-        text=True,
-        env=environment,
-        check=False,
-        **kwargs,
-    )
 
 
 def fails(capsys, *words):
@@ -107,10 +96,10 @@ def test_runs_list_and_leaves_finished_runs_alone(tmp_path, capsys):
 
 
 def test_processes_give_the_numbers_of_one_process(tmp_path):
-    words = ["run", "synthetic", *TINY, "--method", "and-mask", "--seeds", 2, "--threshold", 0.5]
-    for workers in (1, 2):
-        done = command(*words, "--runs", tmp_path / str(workers), "--workers", workers)
-        assert done.returncode == 0, done.stderr
+    words = ["run", "synthetic", *TINY, "--method", "and-mask", "--seeds", "2"]
+    words += ["--threshold", "0.5", "--runs"]
+    for workers in ("1", "2"):
+        cli.main([*words, str(tmp_path / workers), "--workers", workers])
     one, two = ([r.checkpoint() for r in runs.find_runs(tmp_path / w)] for w in "12")
     for (a, _), (b, _) in zip(one, two, strict=True):
         assert all(bool((a[name] == b[name]).all()) for name in a)
@@ -163,10 +152,19 @@ def test_dry_run_trains_nothing(tmp_path, capsys):
     assert re.search(r"6 runs, \d+ at a time: about", said)
 
 
-def test_search_draws_runs_and_ranks(tmp_path, capsys):
-    words = ["search", "synthetic", "--method", "irm", "--trials", "2", "--epochs", "1"]
-    cli.main([*words, "--runs", str(tmp_path), "--dry-run"])
-    assert "search irm trial=001" in capsys.readouterr().out
+def test_search_draws_runs_and_ranks(tmp_path, capsys, monkeypatch):
+    preset = replace(PRESETS["paper"], environments=3, rows_per_environment=256, hidden_units=8)
+    monkeypatch.setitem(PRESETS, "tiny", preset)
+    words = ["search", "synthetic", "--preset", "tiny", "--method", "irm", "--trials", "2"]
+    words += ["--epochs", "1", "--runs", str(tmp_path), "--workers", "1"]
+    cli.main([*words, "--dry-run"])
+    assert "search tiny irm trial=001" in capsys.readouterr().out
+    assert not list(tmp_path.iterdir())
+    cli.main(words)
+    said = capsys.readouterr().out
+    assert "Best by test accuracy" in said
+    assert "--penalty-weight" in said
+    assert len(runs.find_runs(tmp_path)) == 2
 
 
 @pytest.mark.parametrize(
