@@ -1,4 +1,7 @@
-"""Every figure and table that `consilience figure` can make, by name. Imports nothing heavy."""
+"""Every figure and table that `consilience figure` can make, by name. Imports nothing heavy.
+
+`python -m consilience.paper.catalogue` prints docs/figures.md.
+"""
 
 from __future__ import annotations
 
@@ -29,6 +32,91 @@ class Entry:
 
 
 THEORY: tuple[Entry, ...] = ()
-SYNTHETIC: tuple[Entry, ...] = ()
+SYNTHETIC: tuple[Entry, ...] = (
+    Entry(
+        name="dataset",
+        module="consilience.paper.dataset",
+        title="The synthetic dataset in four dimensions, with the oracles' boundaries",
+        source="figure 5",
+        cost="seconds",
+    ),
+    Entry(
+        name="results",
+        module="consilience.paper.results",
+        title="Train and test accuracy by method, every seed",
+        source="figure 6",
+        cost="seconds, once the runs are there",
+        runs="consilience run synthetic --method and-mask erm --seeds 10",
+    ),
+    Entry(
+        name="correlations",
+        module="consilience.paper.correlations",
+        title="What AND- and XOR-masks keep of mechanism and shortcuts, against the threshold",
+        source="figure 7",
+        cost="half a minute",
+    ),
+    Entry(
+        name="spirals",
+        module="consilience.paper.spirals",
+        title="The spirals of both presets",
+        source="figure 13",
+        cost="seconds",
+    ),
+    Entry(
+        name="learning-curves",
+        module="consilience.paper.learning_curves",
+        title="Learning curves of all methods",
+        source="figure 14",
+        cost="seconds, once the runs are there",
+        runs="consilience run synthetic --method and-mask erm --seeds 10",
+    ),
+    Entry(
+        name="environments",
+        module="consilience.paper.environments",
+        title="Number of training environments against test accuracy",
+        source="figure 15",
+        cost="seconds, once the runs are there",
+        runs=(
+            "consilience run synthetic --method and-mask erm --environments 64 "
+            "--environments-per-batch 32 --seeds 5"
+        ),
+    ),
+)
 
 FIGURES: tuple[Entry, ...] = THEORY + SYNTHETIC
+
+
+def listing() -> str:
+    """Return the page that lists every figure by its command."""
+    lines = [
+        "# Figures and tables",
+        "",
+        "Each is made by a command. `--out FOLDER` says where to, `--runs FOLDER` where trained",
+        "runs are, `--quick` asks for a coarser version in less time; `consilience figure all`",
+        "makes every one. Figures come as SVG and PNG, those that measure something with their",
+        "numbers as JSON and CSV. In the paper means *Learning explanations that are hard to",
+        "vary*; [the paper map](paper-map.md) goes the other way.",
+        "",
+        "| command | what it shows | in the paper | takes |",
+        "| --- | --- | --- | --- |",
+    ]
+    lines += [
+        f"| `consilience figure {e.name}` | {e.title} | {e.source} | {e.cost} |" for e in FIGURES
+    ]
+    trained = [entry for entry in FIGURES if entry.runs]
+    if trained:
+        lines += [
+            "",
+            "## Runs that figures show",
+            "Where runs are missing, the figure leaves them out and prints the commands that make",
+            "them, all of them; these make the first.",
+            "",
+            "| figure | command |",
+            "| --- | --- |",
+            *(f"| `{e.name}` | `{e.runs}` |" for e in trained),
+        ]
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    print(listing(), end="")
