@@ -93,6 +93,9 @@ def test_runs_list_and_leaves_finished_runs_alone(tmp_path, capsys):
     assert {p: p.stat().st_mtime_ns for p in tmp_path.rglob("*")} == before
     cli.main(["list", str(tmp_path)])
     assert "3/3" in capsys.readouterr().out
+    cli.main(["list", str(tmp_path), "--markdown"])
+    rows = [line.split(" | ") for line in capsys.readouterr().out.splitlines()]
+    assert [row[:2] for row in rows[2:]] == [["| tiny and-mask", "2"], ["| tiny erm", "2"]]
 
 
 def test_processes_give_the_numbers_of_one_process(tmp_path):

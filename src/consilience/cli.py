@@ -21,7 +21,7 @@ from tyro.conf import OmitArgPrefixes, Positional, arg
 from consilience import __version__
 from consilience.lab import jobs, runs, settings
 from consilience.lab.errors import LabError, nearest
-from consilience.lab.progress import Progress, clock, results_table, runs_table
+from consilience.lab.progress import Progress, clock, results_markdown, results_table, runs_table
 from consilience.lab.settings import Settings
 from consilience.paper.catalogue import FIGURES
 
@@ -100,6 +100,8 @@ class List:
 
     runs: Positional[Path] = Path("runs")
     """A directory that `consilience run` wrote to."""
+    markdown: bool = False
+    """Print the results alone, as a table in Markdown."""
 
 
 @dataclass(frozen=True)
@@ -170,17 +172,20 @@ def _run_synthetic(rest: list[str]) -> None:
     settings.check_methods(asked.method, asked.settings, base)
     if asked.seeds < 1:
         raise LabError(f"`--seeds` should be 1 or more. Found {asked.seeds}.")
-    todo = []
-    for method in dict.fromkeys(asked.method):
-        label = settings.label(method, asked.preset, asked.settings)
-        if asked.name:
-            label = asked.name if len(asked.method) == 1 else f"{asked.name} {method}"
-        todo += [
-            jobs.make_job(asked.runs, label, method, asked.settings, asked.first_seed + i)
-            for i in range(asked.seeds)
-        ]
+    # Seed by seed, so that methods take turns: a fair comparison of their cost, and an early look.
+    todo = [
+        jobs.make_job(asked.runs, _label(asked, method), method, asked.settings, seed)
+        for seed in range(asked.first_seed, asked.first_seed + asked.seeds)
+        for method in dict.fromkeys(asked.method)
+    ]
     command = shlex.join(["consilience", "run", "synthetic", *rest])
     _run(todo, command, workers=asked.workers, dry_run=asked.dry_run, folder=asked.runs)
+
+
+def _label(asked: RunSynthetic, method: str) -> str:
+    if not asked.name:
+        return settings.label(method, asked.preset, asked.settings)
+    return asked.name if len(asked.method) == 1 else f"{asked.name} {method}"
 
 
 def _search_synthetic(rest: list[str]) -> None:
@@ -255,6 +260,9 @@ def _list(rest: list[str]) -> None:
     found = runs.find_runs(asked.runs)
     if not found:
         raise LabError(f"There are no runs in `{asked.runs}`.")
+    if asked.markdown:
+        print(results_markdown(found))
+        return
     console.print(runs_table(found))
     if any(run.done for run in found):
         console.print(results_table(found))

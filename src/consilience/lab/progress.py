@@ -100,36 +100,47 @@ class Progress:
         return table
 
 
-def results_table(found: Iterable[Run], title: str = "") -> Table:
-    """Return mean and spread over seeds of all finished runs, a row for each label."""
-    groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
-    seconds: dict[tuple[str, str], list[float]] = {}
+RESULTS = ("seeds", "epochs", "train %", "test %", "lowest", "kept %", "seconds")
+
+
+def results(found: Iterable[Run]) -> dict[str, list[str]]:
+    """Return mean and spread over seeds of all finished runs, by label, as :data:`RESULTS`."""
+    groups: dict[str, list[tuple[dict[str, Any], float]]] = {}
     for run in found:
         summary = run.summary()
         if summary is not None:
-            key = (run.experiment, run.label)
-            groups.setdefault(key, []).append(summary)
-            seconds.setdefault(key, []).append(sum(e["seconds"] for e in run.metrics()))
-    table = Table(box=box.SIMPLE_HEAD, title=title or None, title_justify="left")
-    _columns(
-        table,
-        left=("method",),
-        right=("seeds", "epochs", "train %", "test %", "lowest", "kept %", "seconds"),
-    )
-    for key, summaries in groups.items():
-        last = [summary["last"] for summary in summaries]
-        test = [entry["test_accuracy"] for entry in last]
-        table.add_row(
-            Text(key[1]),
-            str(len(last)),
-            spread([float(s["epochs"]) for s in summaries], 0),
+            seconds = sum(entry["seconds"] for entry in run.metrics())
+            groups.setdefault(run.label, []).append((summary, seconds))
+    rows = {}
+    for label, group in groups.items():
+        last = [summary["last"] for summary, _ in group]
+        test = [100 * entry["test_accuracy"] for entry in last]
+        rows[label] = [
+            str(len(group)),
+            spread([float(summary["epochs"]) for summary, _ in group], 0),
             spread([100 * entry["train_accuracy"] for entry in last]),
-            Text(spread([100 * value for value in test]), style="bold"),
-            f"{100 * min(test):.1f}",
+            spread(test),
+            f"{min(test):.1f}",
             spread([100 * entry["kept"] for entry in last]),
-            spread(seconds[key], 0),
-        )
+            spread([seconds for _, seconds in group], 0),
+        ]
+    return rows
+
+
+def results_table(found: Iterable[Run]) -> Table:
+    """Return the results of finished runs for the terminal."""
+    table = Table(box=box.SIMPLE_HEAD)
+    _columns(table, left=("method",), right=RESULTS)
+    for label, cells in results(found).items():
+        table.add_row(Text(label), *cells)
     return table
+
+
+def results_markdown(found: Iterable[Run]) -> str:
+    """Return the results of finished runs for a page."""
+    lines = [" | ".join(("| method", *RESULTS)) + " |", "| --- " + "| ---: " * len(RESULTS) + "|"]
+    lines += [" | ".join((f"| {label}", *cells)) + " |" for label, cells in results(found).items()]
+    return "\n".join(lines)
 
 
 def runs_table(found: Iterable[Run]) -> Table:
