@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -69,12 +68,15 @@ class Region:
         inside: Which nodes belong to the connected component of theta*.
         halved: The same as every second node alone would show it.
         open: Whether it reaches the edge of the box, and so may go on outside.
+        thin: Whether it has no node all of whose neighbours are inside, so that the grid may have
+            lost most of it.
     """
 
     box: Box
     inside: Mask
     halved: Mask
     open: bool
+    thin: bool
 
 
 def grid(
@@ -106,13 +108,15 @@ def grid(
     matrix = torch.full((len(question.heights),) * 2, math.nan, dtype=torch.float64)
     upper = matrix.clone()
     best: tuple[float, Region, NDArray[Any]] | None = None
-    edges = []
+    doubts = []
     environments = sorted({e for e, _ in question.pairs})
     line = Progress("environments", len(environments), shown=question.progress)
     for e in environments:
         region = find_region(question, e, points, width)
         if region.open:
-            edges.append(e)
+            doubts.append(f"that of environment {e} goes on beyond the edge of the grid")
+        if region.thin:
+            doubts.append(f"that of environment {e} is thinner than a cell")
         for other in [b for a, b in question.pairs if a == e]:
             value, at, above = _largest_within(question, region, e, other)
             matrix[e, other], upper[e, other] = value, above
@@ -124,11 +128,9 @@ def grid(
     origin = question.landscape.origin
     path = origin + torch.from_numpy(region_path(best[1], best[2])).to(origin)
     meaning = f"exact up to a grid of {points} nodes along each axis"
-    if edges:
-        meaning = (
-            f"at least this: the region of environment {', '.join(map(str, edges))} goes on beyond "
-            f"the edge of the grid ({points} nodes along each axis)"
-        )
+    if doubts:
+        meaning = f"at least this, on {points} nodes along each axis: regions are not seen whole"
+        meaning += f" ({'; '.join(doubts)})"
     return Inconsistency(
         value,
         method="grid",
@@ -138,7 +140,7 @@ def grid(
         matrix=matrix,
         pair=pair,
         witness=Witness(pair, value, path, question.landscape.unflatten(path[-1])),
-        error=math.inf if edges else max(0.0, largest(upper)[0] - value),
+        error=math.inf if doubts else max(0.0, largest(upper)[0] - value),
     )
 
 
@@ -232,7 +234,8 @@ def find_region(
             halved = np.zeros_like(inside)
             every = tuple(slice(below % 2, None, 2) for below in box.below)
             halved[every] = _component(within[every], box.below // 2)
-            return Region(box, inside, halved, bool(left.any() or right.any()))
+            thin = not scipy("ndimage").binary_erosion(inside).any()
+            return Region(box, inside, halved, bool(left.any() or right.any()), thin)
         low, high = np.where(grow & left, 1.5 * low, low), np.where(grow & right, 1.5 * high, high)
 
 
@@ -282,19 +285,26 @@ def _component(within: Mask, center: NDArray[np.int64]) -> Mask:
 
 def region_path(region: Region, node: NDArray[Any]) -> Floats:
     """Return a path of neighbouring nodes from theta* to a node, relative to theta*."""
-    start, goal = tuple(region.box.below), tuple(node)
-    steps = [tuple(sign * row) for row in np.eye(len(start), dtype=int) for sign in (1, -1)]
-    came: dict[tuple[int, ...], tuple[int, ...]] = {start: start}
-    queue = deque([start])
-    while queue and goal not in came:
-        here = queue.popleft()
-        for step in steps:
-            there = tuple(np.add(here, step))
-            on_grid = all(0 <= i < region.box.points for i in there)
-            if on_grid and there not in came and region.inside[there]:
-                came[there] = here
-                queue.append(there)
+    # A rim of outside nodes keeps flat indices from wrapping around.
+    inside = np.pad(region.inside, 1)
+    start = int(np.ravel_multi_index(tuple(region.box.below + 1), inside.shape))
+    goal = int(np.ravel_multi_index(tuple(node + 1), inside.shape))
+    strides = np.array(inside.strides) // inside.itemsize
+    fresh = inside.ravel().copy()
+    fresh[start] = False
+    came = np.zeros(inside.size, dtype=np.int64)
+    front = np.array([start])
+    while fresh[goal]:
+        reached = []
+        for step in (*strides, *-strides):
+            there = front + step
+            there = there[fresh[there]]
+            fresh[there] = False
+            came[there] = there - step
+            reached.append(there)
+        front = np.concatenate(reached)
     path = [goal]
     while path[-1] != start:
-        path.append(came[path[-1]])
-    return region.box.offsets(np.array(path[::-1]))
+        path.append(int(came[path[-1]]))
+    nodes = np.stack(np.unravel_index(path[::-1], inside.shape), 1) - 1
+    return region.box.offsets(nodes)

@@ -21,7 +21,7 @@ class InverseHessian:
         """Take in a step and the change of the gradient that came with it."""
         curvature = float(step @ change)
         # What is concave or lost in rounding has no place in a positive definite estimate.
-        if curvature > 1e-10 * float(step.norm() * change.norm()):
+        if curvature > 1e-10 * float(step.norm() * change.norm()) and float(change @ change) > 0:
             self._pairs.append((step, change, curvature))
 
     def __call__(self, vector: Tensor) -> Tensor:

@@ -86,7 +86,7 @@ def inconsistency(
             - ``grid``: `points` along each axis, `width` of the box (fitted by default), `memory`
               in bytes.
             - ``search``: `starts` (8) per pair, `steps` (200), `radius` (how far from
-              :math:`\theta^*`; infinite), `checks` (8) along each segment, `seed` (0).
+              :math:`\theta^*`; 1000 max(1, its norm)), `checks` (8) along each segment, `seed` (0).
 
     Returns:
         An :class:`Inconsistency`: a float with `matrix` (a score per pair), `pair`, `witness`,
