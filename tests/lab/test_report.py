@@ -338,6 +338,21 @@ def test_only_unfinished_runs_make_a_page_too(tmp_path):
     assert not (tmp_path / "report.html").exists()
 
 
+def test_what_is_not_finished_comes_last(tmp_path):
+    make_run(tmp_path, label="a late one", epochs=2, done=False)
+    make_run(tmp_path, label="chance", test_accuracy=0.5)
+    make_run(tmp_path, label="the best", test_accuracy=0.9)
+    table = write_report(tmp_path).read_text().split('<table class="results">')[1]
+    assert re.findall(r'<th scope="row">([^<]+)', table)[:3] == ["the best", "chance", "a late one"]
+
+
+def test_where_nothing_beats_guessing_the_headline_says_so(tmp_path):
+    make_run(tmp_path, test_accuracy=0.51)
+    text = re.sub(r"<[^>]+>", "", write_report(tmp_path).read_text().split("</header>")[1])
+    assert "At best, by erm, a network is right on 51.0% of test rows (one seed); guessing" in text
+    assert "whose shortcuts tell nothing" not in text
+
+
 def test_runs_of_another_experiment_have_curves_and_no_planes(tmp_path):
     run = make_run(tmp_path)
     config = {**run.config, "experiment": "other"}

@@ -57,6 +57,6 @@ def write_report(runs: Path, out: Path | None = None) -> Path:
 
 
 def _rank(group: Group) -> tuple[str, float, str]:
-    """Order by experiment, best test accuracy first, then by label."""
+    """Order by experiment, best test accuracy first and nothing finished last, then by label."""
     test = group.spread("test_accuracy")
-    return group.experiment, -1.0 if test is None else -test.mean, group.label
+    return group.experiment, 1.0 if test is None else -test.mean, group.label

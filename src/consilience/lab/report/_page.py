@@ -136,12 +136,13 @@ def _headline(groups: Sequence[Group]) -> str:
     ]
     if not told:
         return '<div class="headline"><p>No run is finished yet.</p></div>'
-    best, _, score = max(told, key=lambda one: one[2].mean)
-    first = (
-        f"<b>{escape(best.label)}</b> is right on <b>{percent(score.mean)}</b> of test rows"
-        f"{_over(score.count)}, whose shortcuts tell nothing."
-    )
-    lines = [first]
+    best, fit, score = max(told, key=lambda one: one[2].mean)
+    right = f"right on <b>{percent(score.mean)}</b> of test rows{_over(score.count)}"
+    if found(fit, score, best.chance)[1] in ("good", "half"):
+        lines = [f"<b>{escape(best.label)}</b> is {right}, whose shortcuts tell nothing."]
+    else:
+        guess = "" if best.chance is None else f"; guessing gives {best.chance:.0%}"
+        lines = [f"At best, by <b>{escape(best.label)}</b>, a network is {right}{guess}."]
     caught = [
         one
         for one in told
