@@ -74,6 +74,17 @@ class Agreement:
         named, self._modules = _named(parameters)
         if not named:
             raise ValueError("Parameter `parameters` should hold a parameter or more. Found none.")
+        if not any(parameter.requires_grad for _, parameter in named):
+            raise ValueError(
+                "Parameter `parameters` should hold a parameter that requires grad. Found none: "
+                "all are frozen."
+            )
+        for name, parameter in named:
+            if parameter.is_complex():
+                raise TypeError(
+                    "Parameter `parameters` should be real: a complex number has no sign. Found "
+                    f"`{name}` of {parameter.dtype}. Keep it as `torch.view_as_real`."
+                )
         if not isinstance(rule, Rule):
             raise TypeError(
                 "Parameter `rule` should be a rule, as `AndMask(threshold=0.8)`. Found "
@@ -93,6 +104,7 @@ class Agreement:
         self._observations: list[Observation] = []
         self._mode: ObservingMode | None = None
         self._unchecked = set(range(len(named)))
+        self._watched: dict[int, tuple[Tensor, set[str]]] = {}
         self._report: Report | None = None
 
     # Observing
@@ -111,12 +123,20 @@ class Agreement:
                 "An observation of this agreement is active already. Close it before you open "
                 "another one: observations cannot be nested."
             )
+        for active in _active_modes():
+            if {id(p) for p in active.observation.parameters} & {id(p) for p in self._parameters}:
+                raise ObservationError(
+                    "An observation of another agreement on the same parameters is active. "
+                    "Close it first: observations cannot be nested."
+                )
         environments = Environments.of(env, allow_single=self.allow_single)
         self._gather()
         self._forget_report()
-        observation = Observation(self._parameters, self._names, self.rule.statistics, environments)
-        if self.unvoted == "raise" and self._unchecked:
-            observation.watch(self._unchecked)
+        if self.unvoted == "raise" and not self._ledger:
+            self._watch()
+        observation = Observation(
+            self._parameters, self._names, self.rule.statistics, environments, self._watched
+        )
         mode = ObservingMode(
             observation,
             self._constants(),
@@ -194,6 +214,8 @@ class Agreement:
             else:
                 parameter.grad.add_(gradient)
             self._ledger[i].merge(count)
+            if i in self._watched:
+                self._watched[i][0].add_(gradient)
 
     # Applying
 
@@ -213,6 +235,7 @@ class Agreement:
             )
         self._gather(finish=True)
         self._check_voted()
+        self._check_conserved()
         tallies: dict[str, Tally] = {}
         for i, parameter in enumerate(self._parameters):
             if parameter.grad is None or i not in self._ledger:
@@ -235,6 +258,7 @@ class Agreement:
             observation.dead = True
         self._observations = []
         self._ledger.clear()
+        self._watched.clear()
         self._forget_report()
 
     def _gather(self, *, finish: bool = False) -> None:
@@ -246,11 +270,7 @@ class Agreement:
             if not finish and observation.open:
                 waiting.append(observation)
                 continue
-            if finish:
-                self._check_conserved(observation)
             self._ledger.merge(observation.ledger)
-            if not finish and observation.watched:
-                waiting.append(observation)
         self._observations = waiting
 
     def _check_voted(self) -> None:
@@ -263,6 +283,18 @@ class Agreement:
                 "There is nothing to apply: no backward pass reached an observed parameter. Run "
                 "the forward pass inside of `with agreement.observe(env):`, and `loss.backward()` "
                 "before `agreement.apply()`."
+            )
+        gone = [
+            self._names[i]
+            for i in self._ledger
+            if self._parameters[i].grad is None and self._parameters[i].requires_grad
+        ]
+        if gone:
+            raise ObservationError(
+                f"Parameters {', '.join(f'`{name}`' for name in gone)} were voted on and have no "
+                "gradient: `zero_grad` was called between `loss.backward()` and "
+                "`agreement.apply()`, or gradients were computed with `torch.autograd.grad`. Call "
+                "`agreement.clear()` where votes are to be forgotten with their gradients."
             )
         if self.unvoted == "allow":
             return
@@ -287,28 +319,31 @@ class Agreement:
             '`Agreement(..., unvoted="allow")`.'
         )
 
-    def _check_conserved(self, observation: Observation) -> None:
+    def _watch(self) -> None:
+        """Keep, until each parameter was checked once, the gradient that observed uses give it."""
+        for i in self._unchecked - self._watched.keys():
+            self._watched[i] = (torch.zeros_like(self._parameters[i], requires_grad=False), set())
+
+    def _check_conserved(self) -> None:
         """Check once per parameter that its gradient is what the observed operations gave it."""
-        for i, (expected, uses) in observation.watched.items():
+        for i, (expected, uses) in self._watched.items():
             gradient = self._parameters[i].grad
-            if gradient is None or i not in self._unchecked or i not in observation.ledger:
+            if gradient is None or i not in self._ledger:
                 continue
-            if len(self._observations) > 1 or i in self._ledger:
-                continue
-            self._unchecked.discard(i)
             a, b = gradient.double().flatten(), expected.double().flatten()
             norms = a.norm() * b.norm()
             # In direction only, as a loss scale or a clipping may have come in between.
-            if not bool(norms.isfinite()) or bool((a @ b).abs() >= 0.999 * norms):
-                continue
-            raise NotVotedOnError(
-                f"A part of the gradient of `{self._names[i]}` did not come through the operations "
-                f"that were observed ({', '.join(sorted(uses))}): something else consumed the "
-                "parameter unseen (a custom `autograd.Function`, reentrant checkpointing), or "
-                "a penalty was added outside of the observation, or gradients were not set to zero "
-                "before it. If that part should ride along unvoted, say "
-                '`Agreement(..., unvoted="allow")`.'
-            )
+            if bool(norms.isfinite()) and not bool((a @ b).abs() >= 0.999 * norms):
+                raise NotVotedOnError(
+                    f"A part of the gradient of `{self._names[i]}` did not come through the "
+                    f"operations that were observed ({', '.join(sorted(uses))}): something else "
+                    "consumed the parameter unseen (a custom `autograd.Function`, reentrant "
+                    "checkpointing); or a penalty was added outside of the observation; or the "
+                    "gradient was not zero before it. If that part should ride along unvoted, say "
+                    '`Agreement(..., unvoted="allow")`.'
+                )
+            self._unchecked.discard(i)
+        self._watched.clear()
 
     # Verifying
 
@@ -385,6 +420,11 @@ class Agreement:
             if value != default
         )
         return f"Agreement(<{count} parameters, {size:,} weights>, {self.rule!r}{options})"
+
+
+def _active_modes() -> list[ObservingMode]:
+    stack = torch.overrides._get_current_function_mode_stack()
+    return [mode for mode in stack if isinstance(mode, ObservingMode)]
 
 
 @contextmanager

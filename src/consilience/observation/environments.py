@@ -57,10 +57,10 @@ def factorize(env: EnvironmentLabels, name: str = "env") -> Tensor:
 
 
 def _as_array(env: EnvironmentLabels, name: str) -> np.ndarray[Any, Any]:
-    if isinstance(env, str):
+    if isinstance(env, (str, set, frozenset, dict)):
         raise TypeError(
-            f"Parameter `{name}` should hold a label for every row. Found the single string "
-            f"`{name} = {env!r}`."
+            f"Parameter `{name}` should hold a label for every row, in the order of the rows. "
+            f"Found `{name} = {env!r}`."
         )
     try:
         values = env if isinstance(env, np.ndarray) else list(env)
@@ -71,7 +71,13 @@ def _as_array(env: EnvironmentLabels, name: str) -> np.ndarray[Any, Any]:
         ) from None
     if not isinstance(values, np.ndarray):
         values = [value.item() if isinstance(value, Tensor) else value for value in values]
-        if any(value is None for value in values) or len({type(value) for value in values}) > 1:
+        kinds = {type(value) for value in values if value is not None}
+        if len(kinds) > 1 and not all(issubclass(kind, (int, np.integer)) for kind in kinds):
+            raise TypeError(
+                f"Parameter `{name}` should hold labels of one kind. Found "
+                f"{' and '.join(sorted(kind.__name__ for kind in kinds))}."
+            )
+        if None in values:
             array = np.empty(len(values), dtype=object)
             array[:] = values
         else:
@@ -170,7 +176,8 @@ class Environments:
         count = int(codes.max()) + 1
         if count == 0:
             raise ValueError(
-                "Parameter `env` should name two environments or more. Found only unknown ones (-1)."
+                "Parameter `env` should name two environments or more. "
+                "Found only unknown ones (-1)."
             )
         if count == 1 and not allow_single:
             raise single_environment_error("env")

@@ -165,3 +165,19 @@ def after_repeat(
     if times == 1:
         return Layout(dim, layout.index)
     return Layout(dim, layout.rows_of(before[layout.dim], rows).repeat(times))
+
+
+def after_moving(
+    func: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+    layout: Layout,
+    rows: int,
+) -> Layout | Scattered:
+    """Follow a function that moves components about (flip, roll): move row numbers alike."""
+    x: Tensor = args[0]
+    shape = [1] * x.dim()
+    shape[layout.dim] = -1
+    ids = layout.rows_of(x.shape[layout.dim], rows).reshape(shape).expand(x.shape)
+    found = canonical(func(ids, *args[1:], **kwargs), rows)
+    return found or Scattered("its rows were moved about")

@@ -25,6 +25,7 @@ from consilience.observation.layout import (
     Scattered,
     after_cat,
     after_index,
+    after_moving,
     after_repeat,
     after_reshape,
     after_view,
@@ -69,10 +70,19 @@ REDUCTIONS = frozenset(
     "sum mean amax amin max min prod std var logsumexp norm median any all argmax argmin nansum "
     "nanmean std_mean var_mean aminmax count_nonzero vector_norm".split()
 )
-SHUFFLES = frozenset("flip roll sort argsort topk flipud rot90 gather take_along_dim".split())
+MOVES = frozenset("flip roll flipud fliplr rot90".split())
+SHUFFLES = frozenset("sort argsort topk gather take_along_dim".split())
+PICKS = frozenset("__getitem__ index_select gather take_along_dim".split())
 PRODUCTS = frozenset("matmul bmm __matmul__ baddbmm".split())
+CONSUMERS = frozenset(
+    "linear embedding embedding_bag conv1d conv2d conv3d conv_transpose1d conv_transpose2d "
+    "conv_transpose3d matmul mm bmm addmm lstm gru rnn_tanh rnn_relu lstm_cell gru_cell "
+    "rnn_tanh_cell rnn_relu_cell".split()
+)
+"""Functions whose other argument is data, or a constant that was made known as a buffer."""
 FOLLOWED = (
-    VIEWS
+    MOVES
+    | VIEWS
     | RESHAPES
     | REPEATS
     | JOINS
@@ -208,6 +218,12 @@ class ObservingMode(TorchFunctionMode):
                 "`Agreement(..., batch_dim=1)`; or use `agreement.backward(environment_losses)`."
             )
         if (
+            self._kind(tensor) is None
+            and not tensor.requires_grad
+            and tensor.shape[layout.dim] != self.rows
+        ):
+            raise self._wrong_length(tensor.shape[layout.dim], where, shape)
+        if (
             layout.plain
             and tensor.dim() > 2  # noqa: PLR2004
             and shape[0] > self.rows
@@ -222,6 +238,14 @@ class ObservingMode(TorchFunctionMode):
                 "say `Agreement(..., batch_dim=1)`; if first, draw another number of rows."
             )
         return layout
+
+    def _wrong_length(self, size: int, where: str, shape: list[int]) -> UnknownRowsError:
+        return UnknownRowsError(
+            f"{where} a tensor of shape {shape}: the batch seems to have {size} rows, and `env` has "
+            f"{self.rows} labels. Give every row of the model's inputs a label. If this tensor is no "
+            "data but a constant, register it as a buffer; if the batch is another dimension of the "
+            "inputs, say `Agreement(..., batch_dim=1)`."
+        )
 
     def partition(self, size: int, layout: Layout) -> Partition:
         """Return which slices of a dimension belong to which environment."""
@@ -253,9 +277,8 @@ class ObservingMode(TorchFunctionMode):
                 shared = True
             elif kind is not None:
                 data = True
-            elif not self.observation.environments.settled:
-                self._settle(tensor)
-                data = data or self.layout(tensor) is not None
+            elif not self.observation.environments.settled and not self._settle(tensor):
+                shared = True
             elif self.layout(tensor) is None:
                 shared = True
             else:
@@ -285,16 +308,26 @@ class ObservingMode(TorchFunctionMode):
                 self._now_data(args[0])
             if self._moved or name in FOLLOWED:
                 self._follow(func, name, args, kwargs, out)
+            if isinstance(out, Tensor) and not out.requires_grad and out.dim():
+                self._remember_fold(out)
         if name == "__setitem__" and data:
             self._now_data(args[0])
         return out
 
-    def _settle(self, tensor: Tensor) -> None:
+    def _settle(self, tensor: Tensor) -> bool:
         """Learn the number of rows from the first tensor of data that the model is given."""
         if tensor.dim() == 0 or not torch.is_grad_enabled():
-            return
+            return False
         dim = self.batch_dim if tensor.dim() > self.batch_dim else 0
         self.observation.environments.settle(tensor.shape[dim], allow_single=self.allow_single)
+        return True
+
+    def _remember_fold(self, tensor: Tensor) -> None:
+        """Tell what rows were folded into here from an input whose length is wrong."""
+        if tensor.shape[0] != self.rows and self._kind(tensor) is None:
+            layout = self._unmarked_layout(tensor)
+            if layout is PLAIN:
+                setattr(tensor, MARK, Mark(self.observation, PLAIN))
 
     def _now_data(self, target: Any) -> None:
         """A constant into which data were written is data."""
@@ -313,6 +346,11 @@ class ObservingMode(TorchFunctionMode):
         weights: list[tuple[Tensor, Source]],
     ) -> Any:
         """Remember how a tensor came from parameters alone."""
+        if name in CONSUMERS:
+            for tensor in tensors_in((*args, *kwargs.values())):
+                if tensor.dim() and self._kind(tensor) is None and not tensor.requires_grad:
+                    where = f"{self._named(weights)} is consumed by `{name}` together with"
+                    raise self._wrong_length(tensor.shape[0], where, list(tensor.shape))
         out = func(*args, **kwargs)
         found = [out] if isinstance(out, Tensor) else out
         if not isinstance(found, (list, tuple)):
@@ -368,6 +406,8 @@ class ObservingMode(TorchFunctionMode):
         if operator is None:
             raise self.unsupported(name, args, kwargs, weights, "no operator observes it")
         call = Call(self, func, name, args, kwargs, weights)
+        if any(tensor.is_complex() for tensor, _ in weights) and name not in COMPLEX:
+            raise call.unsupported("it is complex")
         try:
             plan = operator(call, *args, **kwargs)
         except TypeError as error:
@@ -383,7 +423,7 @@ class ObservingMode(TorchFunctionMode):
         target = args[0] if out is None else out
         call.forget()
         outputs = [target] if isinstance(target, Tensor) else list(target)
-        floating = [i for i, tensor in enumerate(outputs) if tensor.is_floating_point()]
+        floating = [i for i, t in enumerate(outputs) if t.is_floating_point() or t.is_complex()]
         if not floating:
             return out
         tapped = self.observation.tap(
@@ -463,6 +503,8 @@ class ObservingMode(TorchFunctionMode):
         if not outputs:
             return
         inputs = list(tensors_in((*args, *kwargs.values())))
+        if name in PICKS:
+            inputs = inputs[:1]  # where an index came from does not matter
         layouts = [(t, found) for t in inputs if (found := self.layout(t)) is not None]
         scattered = [found for _, found in layouts if isinstance(found, Scattered)]
         if scattered:
@@ -470,6 +512,8 @@ class ObservingMode(TorchFunctionMode):
                 self._mark(tensor, scattered[0])
             return
         known = [(t, found) for t, found in layouts if isinstance(found, Layout)]
+        if not known:
+            return
         first = known[0][0]
         layout = known[0][1]
         found: Any
@@ -502,6 +546,8 @@ class ObservingMode(TorchFunctionMode):
             return after_reshape(x.shape, out.shape, layout, rows)
         if name in REPEATS:
             return after_repeat(x.shape, out.shape, layout, rows)
+        if name in MOVES:
+            return after_moving(func, args, kwargs, layout, rows)
         if name in REDUCTIONS or name in SHUFFLES:
             return self._along(name, args, kwargs, x, layout, out)
         if name == "repeat_interleave":
@@ -558,15 +604,12 @@ class ObservingMode(TorchFunctionMode):
         out: Any,
     ) -> Any:
         """Follow a function along some dimensions: a sum, or a reordering."""
-        default: Any = 1 if name == "roll" else None
-        if name in ("sort", "argsort", "topk"):
-            default = -1
-        place = 2 if name in ("roll", "topk", "norm", "logsumexp") and name != "logsumexp" else 1
+        place = 2 if name in ("topk", "norm") else 1
         dims = kwargs.get("dim", kwargs.get("dims", kwargs.get("axis")))
         if dims is None and len(args) > place:
             dims = args[place]
         if name in ("sort", "argsort", "topk") and dims is None:
-            dims = default
+            dims = -1
         if dims is None or isinstance(dims, (Tensor, bool, torch.dtype)):
             first = next(tensors_in((out,)), None)
             if first is None or first.dim() == 0 or isinstance(dims, Tensor):
@@ -638,6 +681,7 @@ QUESTIONS = frozenset(
     "equal allclose isclose eq ne lt le gt ge is_same_size result_type can_cast promote_types".split()
 )
 """Functions that give no gradient to a parameter."""
+COMPLEX = frozenset("add sub mul matmul einsum mm bmm".split())
 LIKE = frozenset("to type_as expand_as view_as reshape_as".split())
 """Functions that take no more than a shape or a type from their second argument."""
 

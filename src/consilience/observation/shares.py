@@ -122,7 +122,7 @@ def reduced(contributions: Tensor, dim: int, shape: torch.Size) -> Tensor | None
     over = [d for d in range(full) if d != dim and aligned[d] == 1 and contributions.shape[d] != 1]
     if over:
         contributions = contributions.sum(over, keepdim=True)
-    return contributions.movedim(dim, 0).reshape(contributions.shape[dim], -1)
+    return contributions.movedim(dim, 0).flatten(1) if full > 1 else contributions[:, None]
 
 
 class SpanShares(Shares):
@@ -175,9 +175,9 @@ class ProductShares(Shares):
     def __init__(self, outputs: Tensor, inputs: Tensor, partition: Partition, shape: torch.Size):
         self.partition = partition
         self.shape = shape
-        size = partition.size
-        self._outputs = outputs.reshape(size, -1, outputs.shape[-1])
-        self._inputs = inputs.reshape(size, -1, inputs.shape[-1])
+        size, middle = partition.size, outputs.shape[1:-1].numel()
+        self._outputs = outputs.reshape(size, middle, outputs.shape[-1])
+        self._inputs = inputs.reshape(size, middle, inputs.shape[-1])
 
     def _product(self, start: int, stop: int) -> Tensor:
         outputs = self._outputs[start:stop].flatten(0, 1)
@@ -193,8 +193,9 @@ class ProductShares(Shares):
             return self._product(bounds[start], bounds[stop])[None]
         outputs = self._outputs[bounds[start] : bounds[stop]]
         inputs = self._inputs[bounds[start] : bounds[stop]]
-        outputs = outputs.reshape(count, -1, outputs.shape[-1])
-        found = outputs.transpose(1, 2) @ inputs.reshape(count, -1, inputs.shape[-1])
+        each = self.partition.each * outputs.shape[1]
+        outputs = outputs.reshape(count, each, outputs.shape[-1])
+        found = outputs.transpose(1, 2) @ inputs.reshape(count, each, inputs.shape[-1])
         return found.reshape(count, *self.shape)
 
     def rest(self) -> Tensor | None:

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from consilience.observation.environments import Environments
-from consilience.observation.errors import ObservationError
+from consilience.observation.errors import ObservationError, UnsupportedOperationError
 from consilience.observation.ledger import Ledger, accumulator_dtype
 from consilience.observation.shares import Shares
 from consilience.observation.sources import Pullback, Source
@@ -98,6 +98,20 @@ class Tap(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Any, ...]:  # type: ignore[override]  # noqa: D102
+        # A backward pass for some inputs only (an input's own gradient) does not come for weights.
+        count = len(gradients)
+        wanted = [
+            node is not None and torch._C._will_engine_execute_node(node)
+            for node, _ in ctx.next_functions[count:]
+        ]
+        if torch.is_grad_enabled():
+            raise UnsupportedOperationError(
+                f"A gradient of a gradient (`create_graph=True`) goes through `{ctx.use.name}`, "
+                "which consumes a tracked parameter. Compute it outside of the observation, or use "
+                "`agreement.backward(environment_losses)`, which is exact for any graph."
+            )
+        if not any(wanted):
+            return (None, None, None, *gradients, *[None] * len(wanted))
         found = ctx.use.arrive(ctx.saved_tensors, gradients)
         return (None, None, None, *gradients, *found)
 
@@ -111,7 +125,9 @@ class Observation:
         names: list[str],
         statistics: frozenset[Statistic],
         environments: Environments,
+        watched: dict[int, tuple[Tensor, set[str]]],
     ):
+        self.watched = watched
         self.parameters = parameters
         self.names = names
         self.statistics = statistics
@@ -120,15 +136,7 @@ class Observation:
         self.uses: dict[int, list[Use]] = {}
         self.dead = False
         self.replaying = False
-        self.watched: dict[int, tuple[Tensor, set[str]]] = {}
         self._tallied: set[int] = set()
-
-    def watch(self, roots: Iterable[int]) -> None:
-        """Keep beside the votes of some parameters the gradient that observed uses gave them."""
-        for root in roots:
-            if self.parameters[root].grad is None:
-                zero = torch.zeros_like(self.parameters[root], requires_grad=False)
-                self.watched[root] = (zero, set())
 
     def _watch(self, use: Use, totals: Sequence[Tensor | None]) -> None:
         for weight, total in zip(use.weights, totals, strict=True):
@@ -172,9 +180,13 @@ class Observation:
                         "its own for each backward pass (with environments of its own)."
                     )
                 self.uses.setdefault(root, []).append(use)
-        tapped: tuple[Tensor, ...] = Tap.apply(  # type: ignore[no-untyped-call]
-            use, saved, len(outputs), *outputs, *(t for t, _ in weights)
-        )
+        if len(outputs) > 1:  # autograd refuses to hand on several outputs where one is a view
+            outputs = tuple(t.clone() if t._is_view() else t for t in outputs)
+        # Nothing is written: operations that remember their own output may go on trusting it.
+        with torch.autograd._unsafe_preserve_version_counter(outputs):
+            tapped: tuple[Tensor, ...] = Tap.apply(  # type: ignore[no-untyped-call]
+                use, saved, len(outputs), *outputs, *(t for t, _ in weights)
+            )
         return tapped
 
     def receive(self, use: Use, shares: list[Shares | None]) -> list[Tensor | None]:
@@ -291,13 +303,19 @@ class Observation:
         root = source.roots[0]
         count, parameter = self.ledger[root], self.parameters[root]
 
+        touched: set[Statistic] = set()
+
         def add(statistic: Statistic, amount: Tensor) -> None:
-            zero = statistic.of(amount.new_zeros(1, 1)).item() * self.environments.count
             if statistic not in count.statistics:
+                # Components that no view reaches have shares of zero.
+                zero = statistic.of(amount.new_zeros(1, 1)).item() * self.environments.count
                 whole = torch.zeros_like(parameter, dtype=accumulator_dtype(parameter.dtype))
                 count.statistics[statistic] = whole.fill_(zero)
             part = source.evaluate({root: count.statistics[statistic]}, casts=False)
-            part.add_(amount - zero)
+            if statistic not in touched:
+                touched.add(statistic)
+                part.zero_()
+            part.add_(amount)
 
         return add
 

@@ -100,3 +100,32 @@ def convolution(
         return found
 
     return Plan((input, weight.detach()) if w is not None else (), shares_of, layout)
+
+
+@operator("convolution", "_convolution")
+def general(
+    call: Call,
+    input: Tensor,  # noqa: A002
+    weight: Tensor,
+    bias: Tensor | None,
+    stride: Any,
+    padding: Any,
+    dilation: Any,
+    transposed: bool,
+    output_padding: Any,
+    groups: int,
+    *_: Any,
+) -> Plan:
+    """Observe the general form, which the others are cases of."""
+    call.name = "conv_transpose" if transposed else "conv"
+    return convolution(
+        call,
+        input,
+        weight,
+        bias,
+        stride,
+        padding,
+        dilation=dilation,
+        output_padding=output_padding,
+        groups=groups,
+    )

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from consilience.observation.calls import Call, Place, Plan, fill, operator
-from consilience.observation.layout import Layout
+from consilience.observation.layout import Layout, Scattered, after_index
+from consilience.observation.operators.products import conjugate
 from consilience.observation.operators.sums import sum_shares
 from consilience.observation.shares import Shares
 
@@ -96,7 +97,7 @@ def pointwise(call: Call, *args: Any, **kwargs: Any) -> Plan:
             return [None] * len(targets)
         if factors is not None:
             amounts = [
-                gradient * (saved[factor.index] if isinstance(factor, Place) else factor)
+                gradient * (conjugate(saved[factor.index]) if isinstance(factor, Place) else factor)
                 if factor is not None
                 else gradient
                 for factor in factors
@@ -215,6 +216,14 @@ def cat(call: Call, tensors: Sequence[Tensor], dim: int = 0, *, axis: int | None
     return Plan((), shares_of, layout)
 
 
+@operator("hstack", "column_stack")
+def hstack(call: Call, tensors: Sequence[Tensor]) -> Plan:
+    """Observe a concatenation along the second dimension."""
+    if any(tensor.dim() < 2 for tensor in tensors):
+        raise call.unsupported("it appends a parameter to the dimension that holds the rows")
+    return cat(call, tensors, 1)
+
+
 @operator("stack")
 def stack(call: Call, tensors: Sequence[Tensor], dim: int = 0) -> Plan:
     """Observe a stack of rows with a parameter that is repeated for each."""
@@ -255,11 +264,13 @@ def setitem(call: Call, target: Tensor, index: Any, value: Tensor) -> Plan:
     parts = index if isinstance(index, tuple) else (index,)
     whole = len(parts) > layout.dim and all(part == slice(None) for part in parts[: layout.dim + 1])
     basic = all(part is Ellipsis or isinstance(part, (int, slice)) for part in parts)
-    if position is None or not basic or not whole:
-        raise call.unsupported(
-            "it writes a parameter into some rows only, or at places that an index tensor names"
-        )
-    partition = call.partition(target, layout)
+    if position is None:
+        raise call.unsupported("it writes rows into a parameter")
+    written = layout if basic and whole else after_index(target, index, layout, call.mode.rows)
+    if isinstance(written, Scattered):
+        raise call.unsupported("the rows that it writes a parameter into cannot be told")
+    size = target.shape[layout.dim] if written is layout else len(written.rows_of(0, 1))
+    partition = call.mode.partition(size, written)
     call.drop_repeats()
     like, wanted = call.shapes[0], call.weights[0][0].shape
 
@@ -268,7 +279,7 @@ def setitem(call: Call, target: Tensor, index: Any, value: Tensor) -> Plan:
         (gradient,) = gradients
         if gradient is None:
             return [None]
-        shares = sum_shares(gradient[index], layout.dim, like, partition)
+        shares = sum_shares(gradient[index], written.dim, like, partition)
         shares.shape = wanted
         return [shares]
 

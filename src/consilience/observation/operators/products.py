@@ -113,7 +113,9 @@ def contraction(
             if index is None:
                 continue
             others = [
-                (terms[i], saved[i].to(gradient.dtype)) for i in range(len(terms)) if i != position
+                (terms[i], conjugate(saved[i]).to(gradient.dtype))
+                for i in range(len(terms))
+                if i != position
             ]
             others.append((out, gradient * scale if scale != 1.0 else gradient))
             found[index] = _operand_shares(
@@ -122,6 +124,11 @@ def contraction(
         return found
 
     return Plan(tuple(operands), shares_of, result)
+
+
+def conjugate(tensor: Tensor) -> Tensor:
+    """Return what a complex factor contributes to a gradient."""
+    return tensor.conj() if tensor.is_complex() else tensor
 
 
 def _check_letters(call: Call, term: str) -> str:
@@ -241,6 +248,43 @@ def einsum(call: Call, equation: str, *operands: Any) -> Plan:
         counts = "".join(terms)
         out = "".join(sorted(x for x in set(counts) if counts.count(x) == 1))
     return contraction(call, operands, terms, out)
+
+
+@operator("inner")
+def inner(call: Call, input: Tensor, other: Tensor) -> Plan:  # noqa: A002
+    """Observe a product that sums over both last dimensions."""
+    left, right = LETTERS[: input.dim() - 1], LETTERS[10 : 9 + other.dim()]
+    terms = ["".join(left) + "x", "".join(right) + "x"]
+    return contraction(call, [input, other], terms, "".join(left + right))
+
+
+@operator("tensordot")
+def tensordot(
+    call: Call,
+    a: Tensor,
+    b: Tensor,
+    dims_a: Sequence[int],
+    dims_b: Sequence[int],
+) -> Plan:
+    """Observe a product that sums over chosen dimensions."""
+    left, right = LETTERS[: a.dim()], LETTERS[10 : 10 + b.dim()]
+    summed = [dim % a.dim() for dim in dims_a]
+    for dim, other in zip(summed, dims_b, strict=True):
+        right[other % b.dim()] = left[dim]
+    kept = [x for d, x in enumerate(left) if d not in summed]
+    out = kept + [x for x in right if x not in left]
+    return contraction(call, [a, b], ["".join(left), "".join(right)], "".join(out))
+
+
+@operator("linalg_multi_dot", "multi_dot")
+def multi_dot(call: Call, tensors: Sequence[Tensor]) -> Plan:
+    """Observe a chain of matrix products."""
+    terms = [LETTERS[i] + LETTERS[i + 1] for i in range(len(tensors))]
+    first, last = tensors[0].dim() == 1, tensors[-1].dim() == 1
+    terms[0] = terms[0][int(first) :]
+    terms[-1] = terms[-1][: 2 - int(last)]
+    out = ("" if first else LETTERS[0]) + ("" if last else LETTERS[len(tensors)])
+    return contraction(call, tensors, terms, out)
 
 
 @operator("bilinear")

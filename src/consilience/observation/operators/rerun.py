@@ -128,8 +128,8 @@ def recurrent(call: Call, input: Tensor, hx: Any, *args: Any) -> Plan:  # noqa: 
     if input.dim() != 3:  # noqa: PLR2004
         raise call.unsupported("its input has no dimension for rows")
     states = [hx] if isinstance(hx, Tensor) else list(hx)
-    if any(call.weight(tensor) is not None for tensor in (input, *states)):
-        raise call.unsupported("its input or its first state comes from a parameter")
+    if call.weight(input) is not None:
+        raise call.unsupported("its input comes from a parameter")
     dim = 0 if batch_first else 1
     layout = _recurrent_layout(call, input, dim)
     partition = call.partition(input, layout)
@@ -141,8 +141,8 @@ def recurrent(call: Call, input: Tensor, hx: Any, *args: Any) -> Plan:  # noqa: 
 def cell(call: Call, input: Tensor, hx: Any, *_: Any) -> Plan:  # noqa: A002
     """Observe one step of a recurrent cell."""
     states = [hx] if isinstance(hx, Tensor) else list(hx)
-    if any(call.weight(tensor) is not None for tensor in (input, *states)):
-        raise call.unsupported("its input or its state comes from a parameter")
+    if call.weight(input) is not None:
+        raise call.unsupported("its input comes from a parameter")
     if input.dim() != 2:  # noqa: PLR2004
         raise call.unsupported("its input has no dimension for rows")
     layout = _recurrent_layout(call, input, 0)
@@ -185,3 +185,22 @@ def _has_rows(call: Call, tensor: Tensor) -> bool:
     if call.weight(tensor) is None:
         return call.is_data(tensor) or call.name == "scaled_dot_product_attention"
     return call.name == "scaled_dot_product_attention"
+
+
+@operator("gather", "take_along_dim")
+def gather(call: Call, input: Tensor, *args: Any, **kwargs: Any) -> Plan:  # noqa: A002
+    """Observe rows that pick from a parameter that was repeated for each of them."""
+    order = ("dim", "index") if call.name == "gather" else ("indices", "dim")
+    named = dict(zip(order, args, strict=False)) | kwargs
+    index, dim = named.get("index", named.get("indices")), named.get("dim")
+    if call.weight(input) is None or not isinstance(index, Tensor) or dim is None:
+        raise call.unsupported("in this form")
+    layout = call.layout(index)
+    size = index.shape[0]
+    if layout.dim != 0 or dim % index.dim() == 0 or input.shape[0] not in (1, size):
+        raise call.unsupported("rows do not pick each from its own slice of dimension 0")
+    rows = [(index, 0)]
+    if input.shape[0] == size and (call.name == "gather" or size > 1):
+        rows.append((input, 0))
+    partition = call.mode.partition(size, layout)
+    return rerun(call, rows, [0], layout, partition)
