@@ -18,6 +18,7 @@ from consilience.optim._masked_step import (
     refuse_unmaskable,
 )
 from consilience.optim._sign_average import average_dtype, bar, check_gradients, check_temporal
+from consilience.rules._rescaling import Rescale, check_rescale, rescale_kept
 
 _KEY = "temporal_and_mask"
 
@@ -48,6 +49,9 @@ class TemporalAndMask(Optimizer):
             See :func:`masked_step`.
         bias_correction: Whether to divide the average by :math:`1 - \beta^t`. Without, nothing
             is kept until :math:`1 - \beta^t \ge \tau`.
+        rescale: What to do about the magnitude that the mask takes from the gradient of a layer,
+            as in :class:`~consilience.AndMask`: ``"none"``, ``"count"`` or ``"norm"``.
+        max_rescale: The largest factor of the rescaling; None for no limit.
 
     Warning:
         - Clip gradients before the step, and the mask comes after: signs do not change, and what
@@ -76,6 +80,8 @@ class TemporalAndMask(Optimizer):
         *,
         decay: Decay = "before",
         bias_correction: bool = False,
+        rescale: Rescale | bool = "none",
+        max_rescale: float | None = None,
     ) -> None:
         refuse_unmaskable(optimizer)
         check_choices("on", on, decay)
@@ -85,6 +91,13 @@ class TemporalAndMask(Optimizer):
         self.on, self.decay, self.bias_correction = on, decay, bias_correction
         self._averages: dict[Tensor, tuple[int, Tensor]] = {}
         self._known = _parameters(optimizer)
+        self.rescale, self.max_rescale = check_rescale(rescale, max_rescale)
+        if self.rescale != "none" and on != "gradient":
+            raise ValueError(
+                "`rescale` gives a layer's gradient back what the mask took from it, and there is "
+                f"no masked gradient. Found `rescale = {rescale!r}` with `on = {on!r}`. Set "
+                "`on = 'gradient'`, or leave `rescale` out."
+            )
         # The constructor of the base class would make groups of its own. This makes its hooks.
         super().__setstate__({})
 
@@ -115,8 +128,7 @@ class TemporalAndMask(Optimizer):
         keep = {p: self._vote(p, p.grad) for p in self._known if p.grad is not None}
         if self.on == "gradient":
             for parameter, mask in keep.items():
-                assert parameter.grad is not None  # noqa: S101
-                parameter.grad.masked_fill_(~mask, 0)
+                self._mask(parameter.grad, mask)
         masked_step(self.optimizer, keep, masked=self.on, decay=self.decay)
         return loss
 
@@ -131,6 +143,14 @@ class TemporalAndMask(Optimizer):
         counted = steps + 1 if self.bias_correction else None
         least = bar(self.threshold, self.beta, counted, average.dtype)
         return torch.gt(average.abs(), least)
+
+    def _mask(self, gradient: Tensor | None, keep: Tensor) -> None:
+        assert gradient is not None  # noqa: S101
+        if self.rescale == "none":
+            gradient.masked_fill_(~keep, 0)
+            return
+        kept = gradient.masked_fill(~keep, 0)
+        gradient.copy_(rescale_kept(kept, gradient, keep, self.rescale, self.max_rescale))
 
     def _check_parameters(self) -> None:
         now = _parameters(self.optimizer)
@@ -185,7 +205,8 @@ class TemporalAndMask(Optimizer):
         """Return how the mask was made."""
         return (
             f"TemporalAndMask({self.optimizer!r}, beta={self.beta}, threshold={self.threshold}, "
-            f"on={self.on!r}, decay={self.decay!r}, bias_correction={self.bias_correction})"
+            f"on={self.on!r}, decay={self.decay!r}, bias_correction={self.bias_correction}, "
+            f"rescale={self.rescale!r}, max_rescale={self.max_rescale})"
         )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from fractions import Fraction
 from functools import lru_cache
 
 import numpy as np
@@ -48,9 +49,9 @@ def temporal_null_keep_rate(beta: float, threshold: float) -> float:
     .. math:: P(|a| < \tau) = \frac{\tau}{2} + \sum_{n \ge 1}
         \frac{2}{\pi n} \sin\!\Big(\frac{\pi n \tau}{2}\Big)\, \varphi\!\Big(\frac{\pi n}{2}\Big)
 
-    For :math:`\beta \le 1/2`, where the law may live on a Cantor set and the series be slow, the
-    first disagreeing bit decides instead: one comparison for each step back. Right to about ten
-    digits where :math:`\beta \ge 0.75` and to five everywhere.
+    For :math:`\beta \le 1/2`, where the newest sign outweighs all older ones and the law may live
+    on a Cantor set, one comparison for each step back decides instead, in exact fractions. The
+    error is below 1e-15 there, below 1e-9 for :math:`\beta \ge 0.8`, and below 1e-5 between.
 
     It supposes that no gradient is zero: a sign of 0 keeps fewer.
 
@@ -75,41 +76,45 @@ def temporal_null_keep_rate(beta: float, threshold: float) -> float:
 
 def _upper_tail(beta: float, x: float) -> float:
     """Return P(a >= x), -1 < x <= 1, where the newest sign outweighs all older ones together."""
+    # The rate may jump within the rounding of a threshold, so take both as they were written.
+    rate, reach = Fraction(str(beta)), Fraction(str(x))
     tail, share = 0.0, 1.0
     while share > 1e-17:
         share /= 2
         # What the older signs, which lie in [-1, 1], must reach if the newest is 1, or -1. The
         # two are at least 2 apart, so that at most one of them is open.
-        low, high = (x - 1 + beta) / beta, (x + 1 - beta) / beta
+        low, high = (reach - 1 + rate) / rate, (reach + 1 - rate) / rate
         if low > 1:
             break
         if low > -1:
-            x = low
+            reach = low
         else:
             tail += share
             if high > 1:
                 break
-            x = high
+            reach = high
     return tail
 
 
 def _terms(beta: float) -> int:
-    """Return how many terms the series needs until they lie below rounding, and 2^18 at most."""
+    """Return how many terms the series needs until they lie below rounding, and 2^16 at most."""
     # With t (1 - beta) <= pi / 2, cos x <= exp(-x^2 / 2) bounds the characteristic function by
     # the normal one; there it ends for beta near 1. Beyond, it falls like t^(-ln 2 / ln(1/beta)).
     normal = 8.6 * math.sqrt((1 + beta) / (1 - beta))
     power = 10.0 ** (14 * math.log2(1 / beta)) / (1 - beta)
     last = normal if normal * (1 - beta) <= math.pi / 2 else max(power, 8 / (1 - beta))
-    return min(2**18, math.ceil(last * 2 / math.pi))
+    return min(2**16, math.ceil(last * 2 / math.pi))
 
 
 def _characteristic(beta: float, t: np.ndarray) -> np.ndarray:
     product = np.ones_like(t)
     weight = 1 - beta
-    while weight * t[-1] > 1e-2:
+    while weight * t[-1] > 0.05:
         product *= np.cos(weight * t)
         weight *= beta
-    # What is left is a sum of many small terms: cos x = exp(-x^2/2 - x^4/12 - ...).
-    second = (weight * t) ** 2 / (1 - beta**2)
-    fourth = (weight * t) ** 4 / (1 - beta**4)
-    return product * np.exp(-second / 2 - fourth / 12)
+    # What is left are many small factors: cos x = exp(-x^2/2 - x^4/12 - x^6/45 - ...).
+    logarithm = sum(
+        (weight * t) ** power / (1 - beta**power) / divisor
+        for power, divisor in ((2, 2), (4, 12), (6, 45))
+    )
+    return product * np.exp(-logarithm)
