@@ -61,14 +61,14 @@ def test_diagonals_are_matrices(seed, size, against):
 @pytest.mark.parametrize("size", [1, 2, 3])
 def test_grid_search_and_closed_form_agree(size, condition, against):
     hessians = definite(size, 2, size, condition)
-    values = [0.3, 0.35]
+    values = [0.3, 0.35 if against == "minimum" else 0.3]
     losses = losses_of(hessians, values)
     exact = quadratic_inconsistency(hessians, EPSILON, values=values, against=against)
     automatic = inconsistency(losses, zeros(size), epsilon=EPSILON, against=against)
     torch.testing.assert_close(automatic.matrix, exact.matrix)
 
     searched = inconsistency(
-        losses, zeros(size), epsilon=EPSILON, against=against, method="search", starts=5
+        losses, zeros(size), epsilon=EPSILON, against=against, method="search", starts=3
     )
     torch.testing.assert_close(searched.matrix, exact.matrix, rtol=1e-5, atol=1e-6)
     assert (searched.matrix <= exact.matrix * (1 + 1e-9)).all()

@@ -95,16 +95,7 @@ def grid(
             box is fitted to each environment's region.
         memory: How many bytes the work may take; by default half of what is free.
     """
-    size = question.landscape.size
-    if size > 3:
-        raise ValueError(
-            f"`method='grid'` handles up to 3 parameters. Found {size}. Use `method='search'` or "
-            "`method='quadratic'`."
-        )
-    points = POINTS[size] if points is None else points
-    if points < 5:
-        raise ValueError(f"Parameter `points` should be 5 or more. Found `points = {points}`.")
-    check_memory(points, size, memory)
+    points = check_grid(question.landscape.size, points, memory)
     matrix = torch.full((len(question.heights),) * 2, math.nan, dtype=torch.float64)
     upper = matrix.clone()
     best: tuple[float, Region, NDArray[Any]] | None = None
@@ -175,8 +166,19 @@ def _largest_within(
     return value, nodes[at], max(float(beyond), 2 * value - float(found[halved].max()))
 
 
-def check_memory(points: int, size: int, memory: float | None = None) -> None:
-    """Raise if a grid needs more memory than there is, before any work is done."""
+def check_grid(size: int, points: int | None, memory: float | None) -> int:
+    """Return the nodes along each axis, or raise if there are too many, or too many axes.
+
+    Before any work is done.
+    """
+    if size > 3:
+        raise ValueError(
+            f"`method='grid'` handles up to 3 parameters. Found {size}. Use `method='search'` or "
+            "`method='quadratic'`."
+        )
+    points = POINTS[size] if points is None else points
+    if points < 5:
+        raise ValueError(f"Parameter `points` should be 5 or more. Found `points = {points}`.")
     needed = float(points) ** size * _BYTES_PER_NODE
     if memory is None:
         try:
@@ -190,6 +192,7 @@ def check_memory(points: int, size: int, memory: float | None = None) -> None:
             f"{memory / 1e9:.3g} GB allowed. Take `points={max(5, fitting)}` or fewer, or raise "
             "`memory`."
         )
+    return points
 
 
 def find_region(

@@ -132,15 +132,20 @@ def ilc(
         the mean infinite, and the interval says nothing then; look at `scores`.
 
     Example:
-        Two environments agree about the first of two features, and only one has the second.
-        Descent from a random start ends anywhere on the line of solutions:
+        Two environments that both ask for a product of 1; the second one is scaled. How curved
+        the losses are depends on where descent ends, and that on where it starts:
 
         >>> import torch
-        >>> losses = [lambda w: (w[0] + w[1] - 1) ** 2, lambda w: (w[0] - 1) ** 2 + w[1] ** 2]
+        >>> losses = [lambda w: (w.prod() - 1) ** 2, lambda w: 4 * (w.prod() - 1) ** 2]
         >>> def train(w):
-        ...     return torch.tensor([1.0, 0.0])
-        >>> found = ilc(train, lambda g: torch.randn(2, generator=g), 0.1, 3, losses=losses,
-        ...     method="quadratic", damping=0.1)
+        ...     w = w.clone().requires_grad_()
+        ...     for _ in range(200):
+        ...         mean = sum(loss(w) for loss in losses) / 2
+        ...         w = (w - 0.05 * torch.autograd.grad(mean, w)[0]).detach().requires_grad_()
+        ...     return w.detach()
+        >>> def initial(generator):
+        ...     return 0.5 + torch.rand(2, generator=generator)
+        >>> found = ilc(train, initial, 0.1, 3, losses=losses, damping=0.1)
         >>> found.interval[0] <= found <= found.interval[1]
         True
     """

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from consilience.consistency._grid import grid
+from consilience.consistency._grid import check_grid, grid
 from consilience.consistency._landscape import Landscape, Parameters
 from consilience.consistency._means import check_epsilon
 from consilience.consistency._quadratic import quadratic
@@ -130,6 +130,8 @@ def inconsistency(
             f"Found {', '.join(sorted(unknown))}."
         )
     landscape = Landscape(losses, parameters)
+    if method == "grid":
+        check_grid(landscape.size, options.get("points"), options.get("memory"))
     heights = _check_losses(landscape)
     wanted = _check_pairs(pairs, landscape.environments)
     check_minimum(landscape, heights, tolerance * epsilon)
