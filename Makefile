@@ -16,8 +16,8 @@ install: .venv/installed ## Install the project and its tools into .venv
 # The stamp is younger than what it was made from, so a second run does nothing, and an install
 # that was interrupted is taken up again.
 .venv/installed: pyproject.toml constraints.txt
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
-		{ echo "Python 3.10 or later is needed. Found: $$($(PYTHON) --version). Try make PYTHON=python3.12"; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "The pinned tools need Python 3.11 or later. Found: $$($(PYTHON) --version). Try make PYTHON=python3.12"; exit 1; }
 	test -x $(BIN)/python && $(BIN)/python -m pip --version >/dev/null || $(PYTHON) -m venv --clear .venv
 	$(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt -e '.[dev]'
 	@touch $@

@@ -58,7 +58,7 @@ def agrees(make_rule: Callable[..., Rule], transcription: Callable[..., np.ndarr
     Both are called with a threshold, if the test draws one, and with what ``others`` draw.
     """
 
-    @settings(max_examples=150, deadline=None)
+    @settings(max_examples=100, deadline=None)
     @given(stack=stacks(), drawn=st.fixed_dictionaries(others))
     def test(stack: Stack, drawn: dict) -> None:
         plain = {k: float(v) if isinstance(v, Fraction) else v for k, v in drawn.items()}

@@ -102,7 +102,7 @@ def test_asks_for_nothing_it_does_not_need(rule):
 
 
 @every_rule
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(stack=stacks(), seed=st.integers(0, 1000))
 def test_knows_no_order_and_no_direction(rule, stack, seed):
     gradients = torch.as_tensor(stack)
@@ -115,7 +115,7 @@ def test_knows_no_order_and_no_direction(rule, stack, seed):
 
 
 @every_rule
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(stack=stacks())
 def test_follows_the_scale_of_the_loss(rule, stack):
     gradients = torch.as_tensor(stack)
@@ -208,7 +208,7 @@ def test_chance_is_the_mean_of_keep_over_all_patterns_of_signs(rule, environment
 
 
 @every_rule
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(stack=stacks())
 def test_keep_says_what_is_kept(rule, stack):
     gradients = torch.as_tensor(stack)
@@ -261,7 +261,7 @@ def test_sharpness_out_of_range(sharpness):
         SandMask(0.5, sharpness)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(stack=stacks(), threshold=st.sampled_from([0.0, 0.3, 0.5, 1.0]))
 def test_and_and_xor_share_the_gradient(stack, threshold):
     gradients = torch.as_tensor(stack)
@@ -269,7 +269,7 @@ def test_and_and_xor_share_the_gradient(stack, threshold):
     assert torch.equal(both, Mean().combine(gradients))
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(stack=stacks())
 @pytest.mark.parametrize("rule", [AndMask(0), SoftMask(0)], ids=repr)
 def test_threshold_zero_is_the_mean(rule, stack):
