@@ -132,8 +132,15 @@ def test_a_killed_command_goes_on_and_leaves_no_worker(tmp_path):
         run = runs.open_run(folder)
         assert len(run.metrics()) - run.checkpoint()[1]["epoch"] in (0, 1)
     # Ctrl-C says how to go on, with the status of an interrupted command.
+    # (Where the tests themselves run in the background, SIGINT is ignored, and inherited so.)
+    listening = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
     process = subprocess.Popen(  # noqa: S603
-        [sys.executable, "-m", "consilience.cli", *map(str, words)],
+        [
+            sys.executable,
+            "-c",
+            f"{listening}from consilience.cli import main; main()",
+            *map(str, words),
+        ],
         stdout=subprocess.PIPE,
         text=True,
     )
