@@ -302,7 +302,8 @@ class ObservingMode(TorchFunctionMode):
         if not data:
             if name[:2] != "__" or name == "__getitem__":
                 for tensor in tensors_in((out,)):
-                    self._mark(tensor, SHARED)
+                    if self._kind(tensor) is None:
+                        self._mark(tensor, SHARED)
         elif self.observation.environments.settled:
             if shared and out is not None and args and out is args[0]:
                 self._now_data(args[0])
