@@ -30,7 +30,7 @@ def gradients():
     signal = torch.randn(3000, generator=generator)
     each = signal + 2 * torch.randn(16, 3000, generator=generator)
     other = each.mean(0) - signal
-    return Gradients(each, signal, other)
+    return Gradients(each, signal, other, torch.randn(3000, generator=generator))
 
 
 def test_gradients_of_environments_are_those_of_their_own_loss():
@@ -67,7 +67,7 @@ def test_correlations_by_hand(gradients):
                 continue
             one = found[mask, threshold]
             assert one.kept == pytest.approx(kept.mean())
-            for name in ("mechanism", "shortcuts"):
+            for name in ("mechanism", "shortcuts", "neither"):
                 signal = getattr(gradients, name).double().numpy()
                 if kept.sum() < 10:
                     assert getattr(one, name) is None
@@ -96,12 +96,14 @@ def test_interventions_isolate_the_two_signals():
         "average": found.each.mean(0),
         "mechanism": found.mechanism,
         "shortcuts": found.shortcuts,
+        "neither": found.neither,
     }
     inputs = {name: v[:first].reshape(16, 34).norm(dim=0) for name, v in weights.items()}
     # The gradient on a feature's weights goes once the feature says nothing of the label: what is
     # left are chance and the bias of the labels.
     assert inputs["shortcuts"][:2].norm() < 0.2 * inputs["average"][:2].norm()
     assert inputs["mechanism"][2:].norm() < 0.2 * inputs["average"][2:].norm()
+    assert inputs["neither"].norm() < 0.2 * inputs["average"].norm()
     assert inputs["shortcuts"][2:].norm() > 0.8 * inputs["average"][2:].norm()
 
 

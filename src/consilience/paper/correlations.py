@@ -46,7 +46,13 @@ CASES: tuple[tuple[Scales, Initialisation, str], ...] = (
     ("preset", "he", "preset paper,\nHe's initialisation"),
 )
 PARTS: tuple[Part, ...] = ("all", "first layer")
-SIGNALS = {"mechanism": (PALETTE[0], "-"), "shortcuts": (PALETTE[2], "--")}
+SIGNALS = {
+    "mechanism": (PALETTE[0], "-"),
+    "shortcuts": (PALETTE[2], "--"),
+    "neither": (PALETTE[4], ":"),
+}
+"""What is left in the data once the rest was permuted. `neither` is the floor: what a gradient has
+in common with one of the same inputs in which nothing tells the label."""
 
 
 @dataclass(frozen=True)
@@ -64,6 +70,7 @@ class Correlation:
         mechanism: Correlation with the gradient of data whose shortcuts were permuted, over the
             components that are not zero; None where there are fewer than 10.
         shortcuts: Correlation with the gradient of data whose mechanism was permuted.
+        neither: Correlation with the gradient of data of which both were permuted.
     """
 
     scales: Scales
@@ -75,6 +82,7 @@ class Correlation:
     kept: float
     mechanism: float | None
     shortcuts: float | None
+    neither: float | None
 
 
 @dataclass(frozen=True)
@@ -85,22 +93,24 @@ class Gradients:
         each: Of each environment on the original data ``[environments, parameters]``.
         mechanism: Average over environments, shortcuts permuted ``[parameters]``.
         shortcuts: Average over environments, mechanism permuted ``[parameters]``.
+        neither: Average over environments, both permuted ``[parameters]``.
     """
 
     each: Tensor
     mechanism: Tensor
     shortcuts: Tensor
+    neither: Tensor
 
     def first(self, count: int) -> Gradients:
         """Return the gradients of the first `count` parameters alone."""
-        return Gradients(self.each[:, :count], self.mechanism[:count], self.shortcuts[:count])
+        signals = (getattr(self, name)[:count] for name in SIGNALS)
+        return Gradients(self.each[:, :count], *signals)
 
     def masked(self, rule: Rule) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-        """Return what a rule leaves of the average gradient, zeros excluded, and both signals."""
+        """Return what a rule leaves of the average gradient, zeros excluded, and the signals."""
         combined = rule.combine(self.each)
         there = combined != 0
-        signals = {"mechanism": self.mechanism, "shortcuts": self.shortcuts}
-        found = {name: gradient[there].double().numpy() for name, gradient in signals.items()}
+        found = {name: getattr(self, name)[there].double().numpy() for name in SIGNALS}
         return combined[there].double().numpy(), found
 
 
@@ -167,7 +177,7 @@ def measure(
     hidden_units: int = 256,
     across_environments: bool = True,
 ) -> tuple[Gradients, int]:
-    """Return the gradients of a fresh network on the data and on both interventions.
+    """Return the gradients of a fresh network on the data and on what interventions leave of it.
 
     The second value is how many of the components are weights of the first layer; they come
     first.
@@ -179,10 +189,12 @@ def measure(
     model = network(data.dimensions, hidden_units, initialisation, seed)
     on_mechanism = data.permute_shortcuts(rows, across_environments=across_environments)
     on_shortcuts = data.permute_mechanism(rows, across_environments=across_environments)
+    on_neither = data.permute_mechanism(on_mechanism, across_environments=across_environments)
     gradients = Gradients(
         each=environment_gradients(model, rows),
         mechanism=environment_gradients(model, on_mechanism).mean(0),
         shortcuts=environment_gradients(model, on_shortcuts).mean(0),
+        neither=environment_gradients(model, on_neither).mean(0),
     )
     return gradients, next(model.parameters()).numel()
 
@@ -230,8 +242,7 @@ def correlate(
                 threshold,
                 seed,
                 kept=masked.size / gradients.mechanism.numel(),
-                mechanism=pearson(masked, signals["mechanism"]),
-                shortcuts=pearson(masked, signals["shortcuts"]),
+                **{name: pearson(masked, signal) for name, signal in signals.items()},
             )
         )
     return found
@@ -269,9 +280,9 @@ def _thresholds(numbers: Sequence[Correlation]) -> Figure:
     handles, labels = grid[0, 0].get_legend_handles_labels()
     figure.legend(
         handles,
-        [f"gradient of the {label} alone" for label in labels],
+        [f"{label} left in the data" for label in labels],
         loc="outside lower center",
-        ncols=2,
+        ncols=3,
         handlelength=3,
     )
     return figure
@@ -290,12 +301,13 @@ def _against_threshold(axes: Axes, numbers: Sequence[Correlation]) -> None:
                 place = threshold if mask == "and" else threshold - 1
                 points.append((place, found.mean(), found.min(), found.max()))
         place, mean, low, high = np.array(points).T
-        axes.fill_between(place, low, high, color=colour, alpha=0.18, linewidth=0)
+        if signal != "neither":  # its band would hide the others
+            axes.fill_between(place, low, high, color=colour, alpha=0.18, linewidth=0)
         axes.plot(place, mean, color=colour, linestyle=dashes, marker="o", ms=3, label=signal)
     axes.axvline(0, color="#444444", linewidth=0.8, linestyle="-")
     axes.set(
         xlim=(-0.94, 1.06),
-        ylim=(-0.05, 1.06),
+        ylim=(-0.17, 1.06),
         xticks=[-0.75, -0.5, -0.25, 0, 0.25, 0.5, 0.75, 1],
         xticklabels=["¼", "½", "¾", "all", "¼", "½", "¾", "1"],
     )
@@ -311,7 +323,7 @@ def _scatters(shown: Sequence[Gradients]) -> Figure:
     ]
     grid = figure.subplots(2, len(cases))
     for column, (name, rule) in enumerate(cases):
-        for row, signal in enumerate(SIGNALS):
+        for row, signal in enumerate(("mechanism", "shortcuts")):
             _scatter(grid[row, column], shown, rule, signal)
             grid[row, 0].set_ylabel(f"gradient of the\n{signal} alone")
         grid[0, column].set_title(name)
@@ -369,6 +381,6 @@ def _summary(numbers: Sequence[Correlation]) -> str:
                     spread = f" ± {np.std(values, ddof=1):.2f}" if len(values) > 1 else ""
                     cells.append(f"{np.mean(values):.2f}{spread}" if values else "-")
             rows.append(cells)
-    columns = ["kept", "rho mechanism", "rho shortcuts"]
-    head = ["scales, weights", "mask", "tau", *columns, *(f"{c}, 1st layer" for c in columns)]
+    columns = ["kept", *SIGNALS]
+    head = ["scales, weights", "mask", "tau", *columns, *(f"{c} (first layer)" for c in columns)]
     return _numbers.table(head, rows)
