@@ -9,6 +9,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from consilience.observation.compiled import Slots
 from consilience.observation.environments import EnvironmentLabels, Environments
 from consilience.observation.errors import NotVotedOnError, ObservationError
 from consilience.observation.ledger import Ledger
@@ -84,6 +85,11 @@ class Agreement:
                 "all are frozen."
             )
         for name, parameter in named:
+            if isinstance(parameter, nn.parameter.UninitializedTensorMixin):
+                raise TypeError(
+                    "Parameter `parameters` should be initialized. Found the lazy parameter "
+                    f"`{name}`: run the model once before."
+                )
             if parameter.is_complex():
                 raise TypeError(
                     "Parameter `parameters` should be real: a complex number has no sign. Found "
@@ -110,6 +116,8 @@ class Agreement:
         self._unchecked = set(range(len(named)))
         self._watched: dict[int, tuple[Tensor, set[str]]] = {}
         self._report: Report | None = None
+        self._slots = Slots(self._parameters, rule.statistics)
+        self._observed = 0  # observations since the last apply
 
     # Observing
 
@@ -139,7 +147,12 @@ class Agreement:
         if self.unvoted == "raise" and not self._ledger:
             self._watch()
         observation = Observation(
-            self._parameters, self._names, self.rule.statistics, environments, self._watched
+            self._parameters,
+            self._names,
+            self.rule.statistics,
+            environments,
+            self._watched,
+            lambda woken: self._observations.append(woken),
         )
         mode = ObservingMode(
             observation,
@@ -147,15 +160,18 @@ class Agreement:
             batchnorm=self.batchnorm,
             batch_dim=self.batch_dim,
             allow_single=self.allow_single,
+            slots=self._slots,
         )
         self._mode = mode
         self._observations.append(observation)
+        self._observed += 1
         try:
             with mode:
                 yield
         except BaseException:
             # Whatever was counted inside of this block is gone, as if it had not been entered.
-            self._observations.remove(observation)
+            if observation in self._observations:
+                self._observations.remove(observation)
             observation.dead = True
             raise
         finally:
@@ -220,6 +236,7 @@ class Agreement:
             self._ledger[i].merge(count)
             if i in self._watched:
                 self._watched[i][0].add_(gradient)
+                self._watched[i][1].add("agreement.backward")
 
     # Applying
 
@@ -238,6 +255,8 @@ class Agreement:
                 "first, and run the backward pass."
             )
         self._gather(finish=True)
+        self._slots.collect(self._ledger, self._names, self._observed)
+        self._observed = 0
         self._check_voted()
         self._check_conserved()
         tallies: dict[str, Tally] = {}
@@ -262,6 +281,7 @@ class Agreement:
             observation.dead = True
         self._observations = []
         self._ledger.clear()
+        self._slots.clear()
         self._watched.clear()
         self._forget_report()
 
@@ -332,8 +352,8 @@ class Agreement:
         """Check once per parameter that its gradient is what the observed operations gave it."""
         for i, (expected, uses) in self._watched.items():
             gradient = self._parameters[i].grad
-            if gradient is None or i not in self._ledger:
-                continue
+            if gradient is None or i not in self._ledger or not uses:
+                continue  # without a use, its votes came through slots
             a, b = gradient.double().flatten(), expected.double().flatten()
             # In direction only, as a loss scale or a clipping may have come in between.
             rest = float((a - (a @ b) / (b @ b).clamp(min=1e-300) * b).norm() / a.norm())
@@ -347,7 +367,24 @@ class Agreement:
                     '`Agreement(..., unvoted="allow")`.'
                 )
             self._unchecked.discard(i)
+        if self._watched:
+            self._check_known()
         self._watched.clear()
+
+    def _check_known(self) -> None:
+        known = {id(parameter) for parameter in self._parameters}
+        strangers = [
+            name
+            for module in self._modules
+            for name, parameter in module.named_parameters()
+            if id(parameter) not in known and parameter.grad is not None
+        ]
+        if strangers:
+            raise NotVotedOnError(
+                f"Parameters {', '.join(f'`{name}`' for name in strangers)} came into the model "
+                "after the agreement was made, and are not observed. Make the agreement once the "
+                "model is complete."
+            )
 
     # Verifying
 

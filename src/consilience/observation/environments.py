@@ -38,6 +38,7 @@ def factorize(env: EnvironmentLabels, name: str = "env") -> Tensor:
             f"`{name}.shape = {list(array.shape)}`."
         )
     if array.dtype.kind in "iu":
+        array = array.astype(np.int64)  # differences of unsigned numbers would wrap
         known = array != UNKNOWN
         # Labels that are sorted already, as a sampler of environments gives them, need no sort.
         if known.all() and array.size and (steps := np.diff(array)).size == 0:
@@ -202,6 +203,11 @@ class Environments:
             raise single_environment_error("env")
         self._rows = rows
 
+    @property
+    def given_codes(self) -> Tensor | None:
+        """The environment of each row, where labels were given."""
+        return self._codes
+
     @cached_property
     def codes(self) -> Tensor:
         """The environment of each row."""
@@ -290,5 +296,6 @@ def environment_mean(losses: Tensor, env: EnvironmentLabels | None) -> Tensor:
     sizes = torch.bincount(codes[known])
     # A row weighs 1 / (environments x rows of its environment); a product keeps the rows
     # recognisable to an observation, which an index would not.
-    weights = torch.where(known, 1.0 / (sizes[codes.clamp(min=0)] * len(sizes)), 0.0)
+    shares = (sizes[codes.clamp(min=0)] * len(sizes)).double().reciprocal()
+    weights = torch.where(known, shares, 0.0)
     return (losses * weights.to(losses.dtype)).sum()

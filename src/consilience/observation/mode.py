@@ -13,6 +13,7 @@ from torch.nn import Parameter
 from torch.overrides import TorchFunctionMode
 
 from consilience.observation.calls import OPERATORS, Call, fill
+from consilience.observation.compiled import Slots, trace
 from consilience.observation.environments import Partition
 from consilience.observation.errors import (
     CoupledRowsError,
@@ -127,8 +128,13 @@ class ObservingMode(TorchFunctionMode):
         batchnorm: str | None,
         batch_dim: int,
         allow_single: bool,
+        slots: Slots,
     ):
         super().__init__()
+        self.slots = slots.slots
+        self.parameters = observation.parameters
+        self.statistic_names = ",".join(slots.names)
+        self.codes = observation.environments.given_codes
         self.observation = observation
         self.batchnorm = batchnorm
         self.batch_dim = batch_dim
@@ -138,6 +144,15 @@ class ObservingMode(TorchFunctionMode):
         }
         self._constants = {id(tensor) for tensor in constants}
         self._moved = batch_dim != 0  # whether any tensor has its rows elsewhere
+
+    # While a graph is traced
+
+    def slots_of(self, tensor: Any) -> list[Tensor] | None:
+        """Return the slots of a parameter; None if it is not tracked."""
+        for parameter, slots in zip(self.parameters, self.slots, strict=True):
+            if parameter is tensor:
+                return slots
+        return None
 
     # What is known of a tensor
 
@@ -204,6 +219,8 @@ class ObservingMode(TorchFunctionMode):
         layout = self.layout(tensor)
         shape = list(tensor.shape)
         where = f"{self._named(call.weights)} is consumed by `{call.name}` together with"
+        if isinstance(layout, Scattered) and self.rows == 1 and tensor.dim():
+            return PLAIN  # all there is belongs to the one row
         if isinstance(layout, Scattered):
             raise UnknownRowsError(
                 f"{where} a tensor of shape {shape} whose rows cannot be told apart: "
@@ -266,6 +283,10 @@ class ObservingMode(TorchFunctionMode):
         """Observe a function if it consumes a tracked tensor together with rows; else follow it."""
         del types
         kwargs = kwargs or {}
+        if torch.compiler.is_compiling():
+            return trace(self, func, args, kwargs)
+        if func is torch.ops.consilience.tap.default:  # in a graph that was traced before
+            return func(*args, **kwargs)
         weights: list[tuple[Tensor, Source]] = []
         data = shared = False
         for tensor in tensors_in((*args, *kwargs.values()) if kwargs else args):

@@ -126,7 +126,10 @@ class Observation:
         statistics: frozenset[Statistic],
         environments: Environments,
         watched: dict[int, tuple[Tensor, set[str]]],
+        wake: Callable[[Observation], None],
     ):
+        self._wake = wake
+        self._asleep = False
         self.watched = watched
         self.parameters = parameters
         self.names = names
@@ -191,6 +194,9 @@ class Observation:
 
     def receive(self, use: Use, shares: list[Shares | None]) -> list[Tensor | None]:
         """Tally the shares of a use, now or when the rest of them is there."""
+        if self._asleep:  # its votes were applied, and its graph, or a part of it, still lives
+            self._asleep = False
+            self._wake(self)
         use.arrived = True
         if self.dead:
             return self._totals(use, shares)
@@ -221,7 +227,11 @@ class Observation:
                     seen |= {id(member) for member in group}
                     with torch.no_grad():
                         self._tally_group(group)
-        self.uses = {}
+        for uses in self.uses.values():
+            for use in uses:
+                use.arrived = False
+        self._tallied.clear()
+        self._asleep = True
 
     def _totals(self, use: Use, shares: list[Shares | None]) -> list[Tensor | None]:
         return [

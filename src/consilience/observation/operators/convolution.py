@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -11,6 +11,40 @@ from torch import Tensor
 from consilience.observation.calls import Call, Plan, operator
 from consilience.observation.operators.sums import sum_shares
 from consilience.observation.shares import Loop, LoopShares, Shares
+
+
+def weight_gradient(
+    x: Tensor,
+    outputs: Tensor,
+    weight: Tensor,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    transposed: bool,
+    output_padding: Sequence[int],
+    groups: int,
+) -> Callable[[int, int], list[Tensor]]:
+    """Return what gives the weight's gradient from a range of arranged slices."""
+
+    def run(start: int, stop: int) -> list[Tensor]:
+        if start == stop:
+            return [torch.zeros_like(weight)]
+        _, gradient, _ = torch.ops.aten.convolution_backward(
+            outputs[start:stop],
+            x[start:stop],
+            weight,
+            None,
+            stride,
+            padding,
+            dilation,
+            transposed,
+            output_padding,
+            groups,
+            [False, True, False],
+        )
+        return [gradient]
+
+    return run
 
 
 @operator("conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d")
@@ -73,24 +107,9 @@ def convolution(
             x, outputs = partition.arrange(x), partition.arrange(gradient)
             like = like.to(gradient.dtype)
 
-            def run(start: int, stop: int) -> list[Tensor]:
-                if start == stop:
-                    return [torch.zeros_like(like)]
-                _, grad, _ = torch.ops.aten.convolution_backward(
-                    outputs[start:stop],
-                    x[start:stop],
-                    like,
-                    None,
-                    stride,
-                    padding,
-                    dilation,
-                    transposed,
-                    output_padding,
-                    groups,
-                    [False, True, False],
-                )
-                return [grad]
-
+            run = weight_gradient(
+                x, outputs, like, stride, padding, dilation, transposed, output_padding, groups
+            )
             found[w] = LoopShares(Loop(run), 0, partition, target)
         if b is not None:
             shape = torch.Size([channels, *[1] * dims])
