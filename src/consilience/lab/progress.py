@@ -34,7 +34,9 @@ class Progress:
         self.last: dict[Job, dict[str, Any]] = {}
         self.spent: dict[Job, float] = {}
         self.start = time.perf_counter()
-        self.live = Live(console=console, get_renderable=self.view, refresh_per_second=4)
+        self.live = Live(
+            console=console, get_renderable=self.view, refresh_per_second=4, transient=True
+        )
 
     def __enter__(self) -> Progress:  # noqa: PYI034 (Self is not in Python 3.10)
         """Start the view."""
