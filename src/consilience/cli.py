@@ -280,7 +280,8 @@ def _figure(rest: list[str]) -> None:
     asked = tyro.cli(Figure, args=rest, prog="consilience figure")
     if asked.name == "list":
         for entry in FIGURES:
-            console.print(Text(f"{entry.name:28} {entry.title} ({entry.source}; {entry.cost})"))
+            line = f"{entry.name:28} {entry.title} ({entry.source}; {entry.cost})"
+            console.print(Text(line), soft_wrap=True)
         return
     chosen = [entry for entry in FIGURES if asked.name in (entry.name, "all")]
     if not chosen:
