@@ -1,6 +1,8 @@
 import pytest
 import torch
+from torch.nn.utils import clip_grad_norm_, get_total_norm
 
+from consilience import Agreement
 from consilience.rules import AndMask, GeometricMean, Statistic, Tally
 
 masks = pytest.mark.parametrize("mask", [AndMask, GeometricMean])
@@ -113,3 +115,21 @@ def test_rescaled_noise_is_stronger_than_noise():
     assert strength(AndMask(0.2, "count", 3.0)) == pytest.approx(9 * 0.0038, rel=0.03)
     assert strength(AndMask(0.2, "norm")) == pytest.approx(0.0125, rel=0.02)
     assert frozenset({Statistic.VOTES}) == AndMask.statistics
+
+
+def test_clipping_after_apply_bounds_what_rescaling_made_large():
+    torch.manual_seed(0)
+    model = torch.nn.Linear(50, 50)
+    x, y = torch.randn(12, 50), torch.randn(12, 50)
+
+    def norm(*, clip_first):
+        model.zero_grad()
+        agreement = Agreement(model, AndMask(0.5, "count"))
+        agreement.backward((model(x) - y).square().mean(1))
+        steps = [agreement.apply, lambda: clip_grad_norm_(model.parameters(), 0.01)]
+        for step in reversed(steps) if clip_first else steps:
+            step()
+        return get_total_norm([p.grad for p in model.parameters()]).item()
+
+    assert norm(clip_first=False) == pytest.approx(0.01, rel=1e-3)
+    assert norm(clip_first=True) > 0.02
