@@ -240,7 +240,7 @@ add("conv2d: squeeze-excite", lambda: Net(lambda m, x: x * m.b(F.relu(m.a(x.mean
 add("conv2d: residual block with in-place ReLU", lambda: Net(lambda m, x: F.relu(x + m.b(F.relu(m.a(x), inplace=True)), inplace=True), a=nn.Conv2d(3, 3, 3, padding=1), b=nn.Conv2d(3, 3, 3, padding=1)), features(3, 4, 4))
 add("conv2d: max pooling", lambda: nn.Sequential(nn.Conv2d(2, 4, 2), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(16, 3)), features(2, 5, 5))
 add("conv1d: causal, trimmed", lambda: Net(lambda m, x: m.c(F.pad(x, (2, 0)))[..., : x.shape[-1]], c=nn.Conv1d(3, 3, 3)), features(3, 6))
-add("conv1d: unbatched inside the model", lambda: Net(lambda m, x: m.c(x.flatten(1).t())[None].squeeze(0).t(), c=nn.Conv1d(4, 3, 1)), features(4))
+add("conv1d: unbatched inside the model", lambda: Net(lambda m, x: m.c(x.flatten(1).t())[None].squeeze(0).t(), c=nn.Conv1d(4, 3, 1)), features(4), outcome=raises("no dimension for rows"))
 
 # --- embeddings -----------------------------------------------------------------------------
 
@@ -250,8 +250,8 @@ add("embedding: repeated indices", lambda: nn.Embedding(7, 3), tokens(6, 2))
 add("embedding: padding_idx", lambda: nn.Embedding(5, 3, padding_idx=1), tokens(6, 5))
 add("embedding: negative padding_idx, functional", lambda: Net(lambda m, x: F.embedding(x, m.w, padding_idx=-2), w=normal(5, 3)), tokens(6, 5))
 add("embedding: max_norm", lambda: nn.Embedding(5, 3, max_norm=0.5), tokens(4, 5))
-add("embedding: scale_grad_by_freq", lambda: nn.Embedding(5, 3, scale_grad_by_freq=True), tokens(6, 5), oracle="joint")
-add("embedding: sparse", lambda: nn.Embedding(5, 3, sparse=True), tokens(4, 5))
+add("embedding: scale_grad_by_freq", lambda: nn.Embedding(5, 3, scale_grad_by_freq=True), tokens(6, 5), outcome=raises("scale_grad_by_freq"))
+add("embedding: sparse", lambda: nn.Embedding(5, 3, sparse=True), tokens(4, 5), outcome=raises("sparse"))
 add("embedding: w[index]", lambda: Net(lambda m, x: m.w[x], w=normal(5, 3)), tokens(4, 5))
 add("embedding: index_select of folded tokens", lambda: Net(lambda m, x: m.w.index_select(0, x.flatten()).view(*x.shape, 3), w=normal(5, 3)), tokens(4, 5))
 add("embedding: gather", lambda: Net(lambda m, x: m.w.expand(len(x), 5).gather(1, x), w=normal(5)), tokens(4, 5))
@@ -279,8 +279,8 @@ add("embedding_bag: weighted by a parameter", lambda: Net(lambda m, x: m.e(x, pe
 add("embedding_bag: padding_idx", lambda: nn.EmbeddingBag(5, 3, mode="mean", padding_idx=2), tokens(6, 5))
 add("embedding_bag: padding_idx, offsets", lambda: Net(lambda m, x: bags(m.e, x), e=nn.EmbeddingBag(5, 3, mode="mean", padding_idx=2)), tokens(6, 5))
 add("embedding_bag: include_last_offset", lambda: Net(lambda m, x: m.e(x.flatten(), torch.arange(0, x.numel() + 1, x.shape[1])), e=nn.EmbeddingBag(5, 3, mode="sum", include_last_offset=True)), tokens(4, 5))
-add("embedding_bag: sparse", lambda: nn.EmbeddingBag(5, 3, mode="sum", sparse=True), tokens(4, 5))
-add("embedding_bag: scale_grad_by_freq", lambda: nn.EmbeddingBag(5, 3, mode="sum", scale_grad_by_freq=True), tokens(4, 5), oracle="joint")
+add("embedding_bag: sparse", lambda: nn.EmbeddingBag(5, 3, mode="sum", sparse=True), tokens(4, 5), outcome=raises("sparse"))
+add("embedding_bag: scale_grad_by_freq", lambda: nn.EmbeddingBag(5, 3, mode="sum", scale_grad_by_freq=True), tokens(4, 5), outcome=raises("scale_grad_by_freq"))
 add("embedding_bag: max_norm", lambda: nn.EmbeddingBag(5, 3, mode="mean", max_norm=0.5), tokens(4, 5))
 
 # --- norms ----------------------------------------------------------------------------------
@@ -632,7 +632,7 @@ add("recurrent: LSTM, time first, as long as the batch", lambda: recurrent(nn.LS
 add("recurrent: LSTM, proj_size", lambda: recurrent(nn.LSTM, proj_size=2), features(4, 3))
 add("recurrent: RNN, ReLU", lambda: recurrent(nn.RNN, nonlinearity="relu"), features(4, 3))
 add("recurrent: GRU, learned initial state", lambda: Net(lambda m, x: m.r(x, m.h.expand(-1, len(x), -1).contiguous())[0], h=normal(1, 1, 4), r=nn.GRU(3, 4, batch_first=True)), features(4, 3))
-add("recurrent: LSTM, packed by length", lambda: Net(lambda m, x: _packed(m, x), r=nn.LSTM(3, 4, batch_first=True)), features(4, 3))
+add("recurrent: LSTM, packed by length", lambda: Net(lambda m, x: _packed(m, x), r=nn.LSTM(3, 4, batch_first=True)), features(4, 3), outcome=raises("packed"))
 add("recurrent: LSTM between linear layers", lambda: Net(lambda m, x: m.o(m.r(m.i(x))[0][:, -1]), i=nn.Linear(3, 3), r=nn.LSTM(3, 4, batch_first=True), o=nn.Linear(4, 2)), features(4, 3))
 add("recurrent: LSTMCell loop", lambda: Net(_cells, c=nn.LSTMCell(3, 4)), features(4, 3))
 add("recurrent: GRUCell loop", lambda: Net(_cells, c=nn.GRUCell(3, 4)), features(4, 3))
@@ -668,9 +668,9 @@ add("layout: routed by a mask", lambda: Net(_routed_by_mask, a=nn.Linear(4, 3), 
 add("layout: routed by an index", lambda: Net(_routed_by_index, a=nn.Linear(4, 3), b=nn.Linear(4, 3)), features(2, 4))
 add("layout: some rows only", lambda: Net(lambda m, x: _first_rows(m, x), l=nn.Linear(4, 3)), features(4))
 add("layout: half the batch", lambda: Net(lambda m, x: _halves(m, x), l=nn.Linear(4, 3), k=nn.Linear(4, 3)), features(4), labels=((2, 0, 2, -1, 1, 0), (0, 0, 1, 1)), rows=(4,), oracle="joint")
-add("layout: row by row in a loop", lambda: Net(lambda m, x: torch.stack([m.l(row) for row in x]), l=nn.Linear(4, 3)), features(4))
-add("layout: row by row, batches of one", lambda: Net(lambda m, x: torch.cat([m.l(row[None]) for row in x]), l=nn.Linear(4, 3)), features(4))
-add("layout: vmap over rows", lambda: Net(lambda m, x: torch.vmap(lambda row: F.linear(row, m.w))(x), w=normal(3, 4)), features(4))
+add("layout: row by row in a loop", lambda: Net(lambda m, x: torch.stack([m.l(row) for row in x]), l=nn.Linear(4, 3)), features(4), outcome=raises("one row was selected"))
+add("layout: row by row, batches of one", lambda: Net(lambda m, x: torch.cat([m.l(row[None]) for row in x]), l=nn.Linear(4, 3)), features(4), outcome=raises("one row was selected"))
+add("layout: vmap over rows", lambda: Net(lambda m, x: torch.vmap(lambda row: F.linear(row, m.w))(x), w=normal(3, 4)), features(4), outcome=raises("rows"))
 for length in (3, 5, 7, 8, 10, 14):
     add(f"layout: positions looked up, [T], length {length}", lambda n=length: Net(lambda m, x: m.l(x + m.p(torch.arange(x.shape[1]))).sin(), p=nn.Embedding(n, 4), l=nn.Linear(4, 3)), features(length, 4))
     add(f"layout: positions looked up in a buffer, [1, T], length {length}", lambda n=length: Net(lambda m, x: x.sin() * m.p(m.i[:, : x.shape[1]]), p=nn.Embedding(20, 4), i=(torch.arange(20)[None],)), features(length, 4))
@@ -681,7 +681,7 @@ add("layout: a constant table through a linear layer, as long as the batch", lam
 add("layout: graph, nodes of each row folded", lambda: Net(lambda m, x: (m.a @ m.l(x)).sin(), a=(normal(3, 3),), l=nn.Linear(4, 3)), features(3, 4))
 add("layout: products of all pairs of rows", lambda: Net(lambda m, x: F.normalize(m.a(x)) @ F.normalize(m.b(x.sin())).t(), a=nn.Linear(4, 3), b=nn.Linear(4, 3)), features(4), oracle="uses")
 add("layout: batch mean subtracted", lambda: Net(lambda m, x: m.l(x) - m.l(x).mean(0), l=nn.Linear(4, 3)), features(4), oracle="uses")
-add("layout: mixed up inside the model", lambda: Net(lambda m, x: m.b((0.7 * m.a(x) + 0.3 * m.a(x).flip(0)).sin()), a=nn.Linear(4, 3), b=nn.Linear(3, 2)), features(4), oracle="uses")
+add("layout: mixed up inside the model", lambda: Net(lambda m, x: m.b((0.7 * m.a(x) + 0.3 * m.a(x).flip(0)).sin()), a=nn.Linear(4, 3), b=nn.Linear(3, 2)), features(4), outcome=raises("joined different rows"))
 
 
 def _sorted(m: Any, x: Tensor) -> Tensor:
@@ -753,7 +753,148 @@ add("loss: dropout of probability 0", lambda: nn.Sequential(nn.Linear(4, 6), nn.
 add("loss: in-place activations", lambda: nn.Sequential(nn.Linear(4, 6), nn.LeakyReLU(inplace=True), nn.Linear(6, 6), nn.SiLU(inplace=True), nn.Linear(6, 3), nn.Hardtanh(inplace=True)), features(4))
 add("loss: gated units", lambda: nn.Sequential(nn.Linear(4, 8), nn.GLU(), nn.Linear(4, 6), nn.Softmax(-1)), features(3, 4))
 add("loss: input mixed up outside", lambda: nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2)), lambda rows, g: [0.6 * x + 0.4 * x.flip(0) for x in features(4)(rows, g)])
-add("loss: gradient of the input inside", lambda: nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 1)), features(4), loss=_input_gradient)
+add("loss: gradient of the input inside", lambda: nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 1)), features(4), loss=_input_gradient, outcome=raises("gradient of a gradient"))
 add("loss: parameters in lists and dictionaries", lambda: Net(lambda m, x: sum(x @ w for w in m.a) * m.b["scale"], a=nn.ParameterList([normal(4, 3), normal(4, 3)]), b=nn.ParameterDict({"scale": normal(3)})), features(4))
 add("loss: an empty parameter", lambda: Net(lambda m, x: m.l(torch.cat([x, m.e.expand(len(x), 0)], 1)), l=nn.Linear(4, 3), e=normal(0)), features(4))
 add("loss: shared statistics, per-row products", lambda: Net(lambda m, x: torch.linalg.vecdot(m.a(x), m.b(x))[:, None], a=nn.Linear(4, 3), b=nn.Linear(4, 3)), features(4))
+
+# --- layouts made to deceive ----------------------------------------------------------------
+
+def _permuted(m: Any, x: Tensor) -> Tensor:
+    order = torch.arange(len(x) - 1, -1, -1)
+    return m.l(x[order])[order]
+
+
+def _written(m: Any, x: Tensor) -> Tensor:
+    h = torch.zeros(len(x), 4, dtype=x.dtype)
+    outputs = torch.zeros(x.shape[1], len(x), 4, dtype=x.dtype)
+    for t in range(x.shape[1]):
+        h = torch.tanh(m.i(x[:, t]) + m.h(h))
+        outputs[t] = h
+    return m.o(outputs).transpose(0, 1)
+
+
+def _expert_choice(m: Any, x: Tensor) -> Tensor:
+    score, chosen = m.g(x).squeeze(1).topk(2, dim=0)
+    return x[:, :3].index_add(0, chosen, m.l(x[chosen]) * score[:, None])
+
+
+def _unequal(m: Any, x: Tensor) -> Tensor:
+    times = 1 + torch.arange(len(x)) % 2
+    owner = torch.arange(len(x)).repeat_interleave(times)
+    return x[:, :3].index_add(0, owner, m.l(x.repeat_interleave(times, 0)).sin())
+
+
+def _modulated(m: Any, x: Tensor, style: Tensor) -> Tensor:
+    rows, channels, length = x.shape
+    w = m.w[None] * (1 + m.a(style))[:, None, :, None]
+    w = w * torch.rsqrt(w.square().sum((2, 3), keepdim=True) + 1e-8)
+    y = F.conv1d(x.reshape(1, rows * channels, length), w.flatten(0, 1), groups=rows)
+    return y.view(rows, 3, -1)
+
+
+def _adversarial(m: nn.Module, x: Tensor) -> Tensor:
+    attacked = x.detach().requires_grad_()
+    (slope,) = torch.autograd.grad(wavy(m(attacked)).sum(), attacked)
+    return wavy(m(x + 0.1 * slope.sign()))
+
+
+def _other_gradient(m: nn.Module, x: Tensor) -> Tensor:
+    torch.autograd.grad(m(x.sin()).square().sum(), list(m.parameters()))
+    return wavy(m(x))
+
+
+class _Reversed(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return -0.5 * grad
+
+
+def _reversed_gradient(m: nn.Module, x: Tensor) -> Tensor:
+    hidden = m[1](m[0](x))
+    return wavy(m[2](hidden)) + wavy(m[2](_Reversed.apply(hidden)))
+
+
+def _fast_weights(m: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    parameters = dict(m.named_parameters())
+    inner = wavy(m(x)).mean()
+    steps = torch.autograd.grad(inner, list(parameters.values()))
+    fast = {n: p - 0.1 * g for (n, p), g in zip(parameters.items(), steps, strict=True)}
+    return wavy(torch.func.functional_call(m, fast, (y,)))
+
+
+def _hooked() -> nn.Module:
+    model = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2))
+    for module in model[1:]:  # the first one's input needs no gradient
+        module.register_full_backward_hook(lambda module, given, taken: None)
+    return model
+
+
+def _scaled_gradient(x: Tensor) -> Tensor:
+    x.register_hook(lambda grad: 3 * grad)
+    return x
+
+
+EVEN = {"labels": ((2, 0, 2, -1, 1, 0), (3, 3, 1, 1, 2, 2, 0, 0)), "rows": (4,)}
+add("deceit: batch cut in two and stacked", lambda: Net(lambda m, x: m.l(x.view(2, -1, 4)).view(len(x), 3), l=nn.Linear(4, 3)), features(4), **EVEN, outcome=raises("folded together"))
+add("deceit: neighbours folded into features", lambda: Net(lambda m, x: m.l(x.reshape(-1, 8)).view(len(x), 3), l=nn.Linear(8, 6)), features(4), outcome=raises("folded together"), **EVEN)
+add("deceit: neighbours averaged", lambda: Net(lambda m, x: m.l(x.view(-1, 2, 4).mean(1)).repeat_interleave(2, 0) * x[:, :3], l=nn.Linear(4, 3)), features(4), outcome=raises("folded together"), **EVEN)
+add("deceit: halves swapped", lambda: Net(lambda m, x: torch.cat(m.l(torch.cat(x.chunk(2)[::-1])).chunk(2)[::-1]), l=nn.Linear(4, 3)), features(4), **EVEN)
+add("deceit: indexed by a permutation", lambda: Net(_permuted, l=nn.Linear(4, 3)), features(4))
+add("deceit: sorted along the batch", lambda: Net(lambda m, x: m.l(x.sort(0).values), l=nn.Linear(4, 3)), features(4), outcome=raises("reordered by `sort`"))
+add("deceit: cumulated along the batch", lambda: Net(lambda m, x: m.l(x.cumsum(0)), l=nn.Linear(4, 3)), features(4), oracle="uses")
+add("deceit: softmax along the batch", lambda: Net(lambda m, x: m.b(m.a(x).softmax(0)), a=nn.Linear(4, 3), b=nn.Linear(3, 2)), features(4), oracle="uses")
+add("deceit: mean of the batch through a layer", lambda: Net(lambda m, x: m.l(x.mean(0, keepdim=True)) * x[:, :3], l=nn.Linear(4, 3)), features(4), outcome=raises("reduced by `mean`"))
+add("deceit: mean of the batch's features through a layer", lambda: Net(lambda m, x: m.l(m.k(x).sin().mean(0)) * x[:, :3], k=nn.Linear(4, 4), l=nn.Linear(4, 3)), features(4), outcome=raises("reduced by `mean`"))
+add("deceit: the batch as a sequence", lambda: Net(lambda m, x: m.l(x[None])[0], l=nn.Linear(4, 3)), features(4))
+add("deceit: attention between rows", lambda: Net(lambda m, x: m.a(x[None], x[None], x[None])[0][0], a=nn.MultiheadAttention(4, 2, batch_first=True)), features(4), outcome=raises("mixed its dimensions|rows"))
+add("deceit: attention between rows, unbatched", lambda: Net(lambda m, x: m.a(x, x, x)[0], a=nn.MultiheadAttention(4, 2)), features(4), outcome=raises("mixed its dimensions|rows"))
+add("deceit: recurrence along the batch", lambda: Net(lambda m, x: m.r(x[None])[0][0], r=nn.GRU(4, 3, batch_first=True)), features(4), outcome=raises("rows"))
+add("deceit: convolution along the batch", lambda: Net(lambda m, x: m.c(x.t()[None])[0].t(), c=nn.Conv1d(4, 3, 3, padding=1)), features(4), outcome=raises("rows"))
+add("deceit: weight along the batch", lambda: Net(lambda m, x: (m.w[: len(x), : len(x)] @ x), w=normal(8, 8)), features(4), outcome=raises("sums over the dimension that holds the rows"))
+add("deceit: layer norm over the batch", lambda: Net(lambda m, x: F.layer_norm(x.t(), (len(x),), m.w[: len(x)]).t(), w=normal(8)), features(4), outcome=raises("normalizes over the dimension that holds the rows"))
+add("deceit: group norm, rows as channels", lambda: Net(lambda m, x: F.group_norm(x[None], 1, m.w[: len(x)])[0], w=normal(8)), features(4), outcome=raises("rows"))
+add("deceit: a scale for each row", lambda: Net(lambda m, x: m.l(x) * m.w[: len(x), None], w=normal(8), l=nn.Linear(4, 3)), features(4), oracle="joint")
+add("deceit: permute, then a reshape that mixes", lambda: Net(lambda m, x: m.l(x.permute(1, 0, 2).reshape(x.shape)), l=nn.Linear(4, 3)), features(3, 4), outcome=raises("rows"))
+add("deceit: outputs written into zeros, time first", lambda: Net(_written, i=nn.Linear(3, 4), h=nn.Linear(4, 4), o=nn.Linear(4, 2)), features(5, 3))
+add("deceit: copied into a buffer", lambda: Net(lambda m, x: m.l(torch.empty(len(x), 4, dtype=x.dtype).copy_(x)), l=nn.Linear(4, 3)), features(4))
+add("deceit: copied into a buffer, reversed", lambda: Net(lambda m, x: m.l(torch.empty_like(x).copy_(x.flip(0))), l=nn.Linear(4, 3)), features(4), outcome=raises("joined different rows"))
+add("deceit: x.data", lambda: Net(lambda m, x: m.l(x.data), l=nn.Linear(4, 3)), features(4))
+add("deceit: x.T and x.mT", lambda: Net(lambda m, x: m.l(x.T.mT) + m.k(x.T.contiguous().t()), l=nn.Linear(4, 3), k=nn.Linear(4, 3)), features(4))
+add("deceit: padded along the batch", lambda: Net(lambda m, x: m.l(F.pad(x, (0, 0, 1, 1)))[1:-1], l=nn.Linear(4, 3)), features(4), outcome=raises("rows"))
+add("deceit: the first row dropped", lambda: Net(lambda m, x: torch.cat([x[:1, :3], m.l(x[1:])]), l=nn.Linear(4, 3)), features(4), oracle="joint")
+add("deceit: every other row", lambda: Net(lambda m, x: x[:, :3].index_add(0, torch.arange(0, len(x), 2), m.l(x[::2])), l=nn.Linear(4, 3)), features(4), oracle="joint")
+add("deceit: top rows chosen by an expert", lambda: Net(_expert_choice, g=nn.Linear(4, 1), l=nn.Linear(4, 3)), features(4), oracle="joint")
+add("deceit: tiled", lambda: Net(lambda m, x: torch.cat(m.l(x.tile((3, 1))).chunk(3), 1), l=nn.Linear(4, 3)), features(4))
+add("deceit: repeated unequally", lambda: Net(lambda m, x: _unequal(m, x), l=nn.Linear(4, 3)), features(4), outcome=raises("repeat_interleave"))
+add("deceit: einsum that moves rows", lambda: Net(lambda m, x: m.l(torch.einsum("btf->tbf", x)).transpose(0, 1), l=nn.Linear(4, 3)), features(5, 4))
+add("deceit: modulated convolution, rows as groups", lambda: Net(_modulated, w=normal(3, 2, 3), a=nn.Linear(4, 2)), several(features(2, 6), features(4)))
+add("deceit: rows as strided view", lambda: Net(lambda m, x: m.l(x.as_strided(x.shape, x.stride())), l=nn.Linear(4, 3)), features(4))
+add("deceit: rows as strided view, reversed columns of a fold", lambda: Net(lambda m, x: m.l(x.as_strided((x.shape[1], len(x), 4), (4, 4 * x.shape[1], 1))).transpose(0, 1), l=nn.Linear(4, 3)), features(3, 4), outcome=raises("rows"))
+add("deceit: unbind and stack in another order", lambda: Net(lambda m, x: m.l(torch.stack(x.unbind(0)[::-1])).flip(0), l=nn.Linear(4, 3)), features(4), outcome=raises("rows"))
+add("deceit: unbind and stack", lambda: Net(lambda m, x: m.l(torch.stack(x.unbind(0))), l=nn.Linear(4, 3)), features(4), outcome=raises("one row was selected"))
+add("deceit: time unbound and stacked first", lambda: Net(lambda m, x: m.l(torch.stack(x.unbind(1))).transpose(0, 1), l=nn.Linear(4, 3)), features(5, 4))
+add("deceit: meshgrid of positions, as many as rows", lambda: Net(lambda m, x: m.l(torch.linspace(-1, 1, 5, dtype=x.dtype)[:, None]).t()[None] * x[:, :, None], l=nn.Linear(1, 3)), features(3))
+add("deceit: coordinates of rows repeated", lambda: Net(lambda m, x: (m.l(torch.linspace(-1, 1, 5, dtype=x.dtype)[:, None])[None] * x[:, None, :3]).sin(), l=nn.Linear(1, 3)), features(4))
+add("deceit: one-hot of positions, as many as rows", lambda: Net(lambda m, x: m.l(torch.eye(5, dtype=x.dtype))[None] * x[:, None, :3], l=nn.Linear(5, 3)), features(4))
+add("deceit: batch of one environment folded twice", lambda: Net(lambda m, x: m.l(x.view(-1, 2, 2, 4).transpose(0, 1).reshape(-1, 4)).view(2, len(x), 2, 3).transpose(0, 1), l=nn.Linear(4, 3)), features(4, 4))
+add("deceit: batch in the middle", lambda: Net(lambda m, x: m.n(m.l(x.permute(1, 0, 2))).permute(1, 0, 2).sin(), l=nn.Linear(4, 3), n=nn.LayerNorm(3)), features(5, 4))
+add("deceit: batch last", lambda: Net(lambda m, x: m.n(x.permute(1, 2, 0).reshape(4, -1).t()).view(3, len(x), 4).transpose(0, 1), n=nn.LayerNorm(4)), lambda rows, g: (torch.randn(rows, 4, 3, generator=g, dtype=torch.float64),))
+add("deceit: scale along time, time first, as long as the batch", lambda: Net(lambda m, x: (x.transpose(0, 1) * m.w[:, None]).transpose(0, 1), w=normal(5, 4)), features(5, 4))
+add("deceit: scale along features, features first, as many as rows", lambda: Net(lambda m, x: (x.t() * m.w[:, None]).t(), w=normal(5)), features(5))
+add("deceit: adversarial input", lambda: nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2)), features(4), loss=_adversarial)
+add("deceit: gradient of another loss, thrown away", lambda: nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2)), features(4), loss=_other_gradient)
+add("deceit: reversed gradient", lambda: nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2)), features(4), loss=_reversed_gradient)
+add("deceit: w.data and w.detach()", lambda: Net(lambda m, x: F.linear(x, m.w) + F.linear(x, m.w.data) * F.linear(x, m.w.detach()), w=normal(3, 4)), features(4))
+add("deceit: non-contiguous parameters", lambda: Net(lambda m, x: F.linear(x, m.w) * m.v, w=normal(4, 3).t(), v=normal(3, 2)[:, 0]), features(4))
+add("deceit: functional_call with the parameters themselves", lambda: Net(lambda m, x: torch.func.functional_call(m.l, dict(m.l.named_parameters()), (x,)), l=nn.Linear(4, 3)), features(4))
+add("deceit: functional_call with scaled parameters", lambda: Net(lambda m, x: torch.func.functional_call(m.l, {n: p * 2 for n, p in m.l.named_parameters()}, (x,)), l=nn.Linear(4, 3)), features(4))
+add("deceit: fast weights of an inner step", lambda: nn.Linear(4, 2), several(features(4), features(4)), loss=_fast_weights, oracle="joint")
+add("deceit: parameters of a data-parallel model", lambda: nn.DataParallel(nn.Linear(4, 3)), features(4))
+add("deceit: backward hooks on modules", lambda: _hooked(), features(4))
+add("deceit: a hook that scales an activation's gradient", lambda: Net(lambda m, x: _scaled_gradient(m.a(x)).sin() @ m.w, a=nn.Linear(4, 3), w=normal(3, 2)), features(4))
+add("deceit: dropout with a mask of its own", lambda: Net(lambda m, x: m.b(m.a(x) * (torch.arange(3) > 0)), a=nn.Linear(4, 3), b=nn.Linear(3, 2)), features(4))

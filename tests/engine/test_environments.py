@@ -109,6 +109,8 @@ def test_spellings_with_unknown_rows(spelling: str) -> None:
         pytest.param(torch.tensor([2, 0, 2, 1], dtype=torch.int16), id="int16"),
         pytest.param([2, 0, 2, 1][::-1], id="reversed list"),
         pytest.param(torch.tensor([2, 9, 0, 9, 2, 9, 1, 9])[::2], id="strided"),
+        pytest.param(np.array([255, 0, 255, 1], dtype=np.uint8), id="uint8, 255 is no -1"),
+        pytest.param(torch.tensor([2, 0, 2, 1], dtype=torch.uint8), id="uint8 tensor"),
         pytest.param(["a", "b", "a", "c"], id="strings"),
         pytest.param([np.int64(4), np.int64(4), np.int64(0), np.int64(1)], id="NumPy integers"),
     ],
@@ -116,6 +118,22 @@ def test_spellings_with_unknown_rows(spelling: str) -> None:
 def test_odd_labels(env: Any) -> None:
     found = check(perceptron, features(3), env)
     assert {tally.voters for tally in found.tallies.values()} == {3}
+
+
+@pytest.mark.parametrize(
+    "env", [[5, None, 5, 7, None, 3], ["a", None, "a", "b", None, "c"]], ids=["numbers", "strings"]
+)
+def test_none_among_labels_is_unknown(env: Any) -> None:
+    build = _seeded(perceptron)
+    (x,) = features(3)(6, torch.Generator().manual_seed(1))
+    expected = shares_alone(build, _losses, (x,), [5, -1, 5, 7, -1, 3])
+    model, record = build(), Record()
+    agreement = make_agreement(model, record, 3)
+    with agreement.observe(env):
+        loss = _losses(model, x).mean()
+    loss.backward()
+    agreement.apply()
+    assert compare(record.of(model), expected) == []
 
 
 def test_labels_are_copied() -> None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 
 from engine.modules import CASES, Case, Raises
-from oracle import SINGLE, check
+from oracle import SINGLE, check, observe_once
 
 
 def layouts(case: Case) -> dict[str, tuple[Any, int]]:
@@ -28,7 +29,14 @@ RUNS = [
 
 @pytest.mark.parametrize(("case", "env", "rows"), RUNS)
 def test_module(case: Case, env: Any, rows: int) -> None:
-    def observed_step() -> None:
+    how: dict[str, Any] = {"dims": case.dims, "observe": case.observe, **case.options}
+    if isinstance(case.outcome, Raises):
+        torch.manual_seed(0)
+        model = case.build().double()
+        batch = case.batch(rows, torch.Generator().manual_seed(1))
+        with pytest.raises(RuntimeError, match=case.outcome.match):
+            observe_once(lambda: model, case.loss, batch, env, **how)
+    else:
         check(
             case.build,
             case.batch,
@@ -36,18 +44,10 @@ def test_module(case: Case, env: Any, rows: int) -> None:
             rows=rows,
             loss=case.loss,
             oracle=case.oracle,
-            dims=case.dims,
             strict_zeros=case.strict_zeros,
             coarser=SINGLE if case.single else 1.0,
-            observe=case.observe,
-            **case.options,
+            **how,
         )
-
-    if isinstance(case.outcome, Raises):
-        with pytest.raises(RuntimeError, match=case.outcome.match):
-            observed_step()
-    else:
-        observed_step()
 
 
 def test_there_are_enough_cases_and_their_names_differ() -> None:

@@ -145,8 +145,9 @@ def test_unanimity_in_every_number_of_environments() -> None:
     for rows in range(2, 130):
         layer = nn.Linear(1, 1, bias=False)
         agreement = Agreement(layer, AndMask(1.0))
+        x = torch.ones(rows, 1)
         with agreement.observe(None):
-            loss = layer(torch.ones(rows, 1)).mean()
+            loss = layer(x).mean()
         loss.backward()
         grad = layer.weight.grad.clone()
         agreement.apply()
@@ -186,6 +187,33 @@ def test_lengths_that_are_multiples_of_the_batch(kind: str, rows: int, length: i
         return Net(forwards[kind], l=nn.Linear(4, 4), p=nn.Embedding(length, 4)).double()
 
     (x,) = features(length, 4)(rows, torch.Generator().manual_seed(1))
+    losses = lambda model, x: wavy(model(x))  # noqa: E731
+    model, record = build(), Record()
+    agreement = Agreement(model, record)
+    try:
+        with agreement.observe(None):
+            loss = losses(model, x).mean()
+        loss.backward()
+        agreement.apply()
+    except RuntimeError as error:
+        assert "rows" in str(error)  # noqa: PT017
+    else:
+        assert compare(record.of(model), shares_alone(build, losses, (x,), None)) == []
+
+
+@pytest.mark.parametrize("length", [1, 2, 3, 4, 8])
+def test_rows_are_not_counted_from_the_first_tensor_seen(length: int) -> None:
+    """With env=None, a constant that is used before the data does not say how many rows."""
+    frequencies = torch.linspace(1, 2, length, dtype=torch.float64)  # neither buffer nor input
+
+    def forward(m: Any, x: Tensor) -> Tensor:
+        return m.l(x * frequencies.exp().sum()).sin()
+
+    def build() -> nn.Module:
+        torch.manual_seed(0)
+        return Net(forward, l=nn.Linear(4, 3)).double()
+
+    (x,) = features(4)(4, torch.Generator().manual_seed(1))
     losses = lambda model, x: wavy(model(x))  # noqa: E731
     model, record = build(), Record()
     agreement = Agreement(model, record)
