@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.optim import LBFGS, Adafactor, Optimizer, Rprop, SparseAdam
 
+from consilience.optim._bits import put_back_
 from consilience.optim._sign_average import check_gradients
 
 Masked = Literal["gradient", "update", "frozen"]
@@ -166,12 +167,14 @@ class _Changes:
                     continue
                 keep = self.keep[parameter]
                 assert keep is not None  # noqa: S101
-                keep = keep != 0
-                _put_back(parameter, keep, self.weights.pop(parameter))
+                masked = keep == 0
+                put_back_(parameter, masked, self.weights.pop(parameter))
                 if self.masked == "frozen":
                     old = self.states.pop(parameter)
                     for key, now in self._componentwise(parameter).items():
-                        _put_back(now, keep, old.get(key, self._start(key, group)))
+                        if key not in old:
+                            old[key] = torch.full_like(now, self._start(key, group))
+                        put_back_(now, masked, old.pop(key))
         for group, decay in self.decays:
             if self.decay == "after":
                 for parameter in group["params"]:
@@ -204,10 +207,6 @@ class _Changes:
         if key == "step_size" and isinstance(self.optimizer, Rprop):
             return float(group["lr"])
         return 0.0
-
-
-def _put_back(tensor: Tensor, keep: Tensor, old: Tensor | float) -> None:
-    tensor.copy_(torch.where(keep, tensor, old))
 
 
 def refuse_unmaskable(optimizer: Optimizer) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any, Literal
@@ -37,9 +37,10 @@ PUBLISHED_SETTINGS: tuple[dict[str, Any], ...] = tuple(
 :math:`\\beta_2`; 0.999 is Adam's.
 """
 
-_BUCKET = 2**20
-"""Components that are worked on at a time: few enough that temporaries are cheap (and stay in a
-processor's cache), enough that the calls cost nothing beside the work."""
+_ROOM = {True: 2**18, False: 2**24}
+"""Components that are worked on together, on a processor and elsewhere. Few enough that what is
+read again is still in the processor's cache and that temporaries are small; enough that the calls
+cost nothing beside the work. benchmarks/optimizer_step.py has the times."""
 
 
 class TemporalAndAdam(Optimizer):
@@ -92,8 +93,8 @@ class TemporalAndAdam(Optimizer):
           what would come back through the step is not its sensitivity.
         - Parameters of half precision have averages in single precision.
 
-    Memory: three floats per parameter, and while stepping one more for at most a million
-    components (or the largest parameter).
+    Memory: three floats per parameter, and while stepping one more for a part of the parameters
+    (a quarter of a million components on a processor, 16 million elsewhere, or the largest).
 
     Example:
         >>> weight = torch.nn.Parameter(torch.zeros(2))
@@ -154,32 +155,31 @@ class TemporalAndAdam(Optimizer):
             with torch.enable_grad():
                 loss = closure()
         compiling = torch.compiler.is_compiling()
-        for bucket in self._prepare(tensors=compiling):
+        for bucket in self._prepare(compiling=compiling):
             _average(bucket)
             (_move_compiled if compiling else _move)(bucket)
         return loss
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
-    def _prepare(self, *, tensors: bool = False) -> list[_Bucket]:
-        """Check the gradients, count the step, and sort the work into buckets.
-
-        What changes from step to step is a number; or, as compiled code is compiled again for
-        every new number, a tensor.
-        """
+    def _prepare(self, *, compiling: bool = False) -> list[_Bucket]:
+        """Check the gradients, count the step, and sort the work into buckets."""
         check_gradients(self.param_groups, "TemporalAndAdam")
         buckets: list[_Bucket] = []
         for group in self.param_groups:
-            room = 0 if group["foreach"] is False else _BUCKET
             used, kind = 0, None
             for parameter in group["params"]:
                 if parameter.grad is None:
                     continue
-                used += parameter.numel()
-                if used > room or kind != (parameter.device, parameter.dtype):
-                    buckets.append(_Bucket(group))
-                    used, kind = parameter.numel(), (parameter.device, parameter.dtype)
-                buckets[-1].add(parameter, self._state_of(parameter))
-        if tensors:
+                room = 0 if group["foreach"] is False else _ROOM[parameter.device.type == "cpu"]
+                state = self._state_of(parameter)
+                numbers = _numbers(group, state)
+                for piece in _pieces(parameter, state, 0 if compiling else room):
+                    used += piece[0].numel()
+                    if used > room or kind != (parameter.device, parameter.dtype):
+                        buckets.append(_Bucket(group))
+                        used, kind = piece[0].numel(), (parameter.device, parameter.dtype)
+                    buckets[-1].add(piece, numbers)
+        if compiling:
             for bucket in buckets:
                 bucket.to_tensors()
         return buckets
@@ -215,7 +215,7 @@ class TemporalAndAdam(Optimizer):
 
 @dataclass
 class _Bucket:
-    """Parameters that step together, and the numbers that differ between them."""
+    """Parameters, or pieces of them, that step together, and the numbers that differ."""
 
     group: dict[str, Any]
     params: list[Tensor] = field(default_factory=list)
@@ -229,33 +229,43 @@ class _Bucket:
     bars: list[Any] = field(default_factory=list)
     shrink: Any = 1.0
 
-    def add(self, parameter: Tensor, state: dict[str, Tensor]) -> None:
-        assert parameter.grad is not None  # noqa: S101
-        self.params.append(parameter)
-        self.gradients.append(parameter.grad)
-        self.exp_avgs.append(state["exp_avg"])
-        self.exp_avg_sqs.append(state["exp_avg_sq"])
-        self.sign_avgs.append(state["sign_avg"])
-        beta1, beta2, beta3 = self.group["betas"]
-        lr, eps, steps = float(self.group["lr"]), self.group["eps"], None
-        rate = -lr
-        if self.group["bias_correction"]:
-            # (m / c1) / sqrt(v / c2 + eps) = sqrt(c2) / c1 * m / sqrt(v + eps c2)
-            steps = state["step"].item()
-            correction1, correction2 = 1 - beta1**steps, 1 - beta2**steps
-            eps, rate = eps * correction2, rate * correction2**0.5 / correction1
-        self.eps.append(eps)
-        self.rates.append(rate)
-        self.bars.append(bar(self.group["threshold"], beta3, steps, state["sign_avg"].dtype))
-        if self.group["decay"] == "after":
-            self.shrink = 1 - lr * self.group["weight_decay"]
+    def add(self, tensors: Sequence[Tensor], numbers: tuple[float, float, float]) -> None:
+        lists = (self.params, self.gradients, self.exp_avgs, self.exp_avg_sqs, self.sign_avgs)
+        for into, tensor in zip(lists, tensors, strict=True):
+            into.append(tensor)
+        for numbers_into, number in zip((self.eps, self.rates, self.bars), numbers, strict=True):
+            numbers_into.append(number)
+        self.shrink = 1 - float(self.group["lr"]) * self.group["weight_decay"]
 
     def to_tensors(self) -> None:
+        """Make tensors of what changes from step to step: each new number would be compiled."""
         self.eps, self.rates, self.bars = (
             list(torch.tensor(numbers, dtype=torch.float64).unbind())
             for numbers in (self.eps, self.rates, self.bars)
         )
         self.shrink = torch.tensor(self.shrink, dtype=torch.float64)
+
+
+def _numbers(group: dict[str, Any], state: dict[str, Tensor]) -> tuple[float, float, float]:
+    """Return what a parameter has for eps, for the learning rate, and as bar for its signs."""
+    beta1, beta2, beta3 = group["betas"]
+    eps, rate, steps = group["eps"], -float(group["lr"]), None
+    if group["bias_correction"]:
+        # (m / c1) / sqrt(v / c2 + eps) = sqrt(c2) / c1 * m / sqrt(v + eps c2)
+        steps = state["step"].item()
+        correction1, correction2 = 1 - beta1**steps, 1 - beta2**steps
+        eps, rate = eps * correction2, rate * correction2**0.5 / correction1
+    return eps, rate, bar(group["threshold"], beta3, steps, state["sign_avg"].dtype)
+
+
+def _pieces(parameter: Tensor, state: dict[str, Tensor], size: int) -> Iterator[tuple[Tensor, ...]]:
+    """Cut a parameter, its gradient and its averages into pieces; all of it at once for size 0."""
+    assert parameter.grad is not None  # noqa: S101
+    whole = (parameter, parameter.grad, state["exp_avg"], state["exp_avg_sq"], state["sign_avg"])
+    if 0 < size < parameter.numel() and all(tensor.is_contiguous() for tensor in whole):
+        yield from zip(*(torch.split(tensor.view(-1), size) for tensor in whole), strict=True)
+    else:
+        yield whole
 
 
 def _average(bucket: _Bucket) -> None:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from consilience.optim._bits import keep_
 from consilience.optim._masked_step import (
     Decay,
     Masked,
@@ -147,10 +148,10 @@ class TemporalAndMask(Optimizer):
     def _mask(self, gradient: Tensor | None, keep: Tensor) -> None:
         assert gradient is not None  # noqa: S101
         if self.rescale == "none":
-            gradient.masked_fill_(~keep, 0)
-            return
-        kept = gradient.masked_fill(~keep, 0)
-        gradient.copy_(rescale_kept(kept, gradient, keep, self.rescale, self.max_rescale))
+            keep_(gradient, keep)
+        else:
+            kept = keep_(gradient.clone(), keep)
+            gradient.copy_(rescale_kept(kept, gradient, keep, self.rescale, self.max_rescale))
 
     def _check_parameters(self) -> None:
         now = _parameters(self.optimizer)
