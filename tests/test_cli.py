@@ -13,6 +13,7 @@ import pytest
 
 from consilience import cli
 from consilience.lab import jobs, runs
+from consilience.lab.errors import LabError
 from consilience.lab.settings import PRESETS
 
 TINY = (  # noqa: SIM905
@@ -266,7 +267,7 @@ def test_a_full_disk_in_one_run_does_not_stop_the_others(tmp_path, monkeypatch, 
 
     def refuse(directory, entry):
         if directory.name.endswith("seed=0"):
-            raise runs.LabError("The disk is full")
+            raise LabError("The disk is full")
         append(directory, entry)
 
     monkeypatch.setattr(runs, "append_metrics", refuse)
@@ -290,13 +291,31 @@ def test_figures_are_drawn_by_their_module(tmp_path, monkeypatch, capsys):
         (folder / "it.png").write_text("")
         return [folder / "it.png"]
 
-    entry = SimpleNamespace(name="it", module="figure_of_a_test", title="It", source="s", cost="c")
-    monkeypatch.setattr(cli, "FIGURES", (entry,))
-    monkeypatch.setitem(sys.modules, "figure_of_a_test", SimpleNamespace(draw=draw))
-    for name in ("it", "all"):
-        cli.main(["figure", name, "--out", str(tmp_path / name), "--quick"])
-    assert drawn == [True, True]
+    def draw_runs(folder, *, quick=False, runs=None):
+        raise LabError(f"There are no runs in `{runs}`.")
+
+    names = {"results": draw_runs, "it": draw}
+    for name, function in names.items():
+        monkeypatch.setitem(sys.modules, f"figure_{name}", SimpleNamespace(draw=function))
+    entries = [
+        SimpleNamespace(
+            name=name,
+            module=f"figure_{name}",
+            title="A",
+            source="",
+            cost="",
+            runs=name == "results",
+        )
+        for name in names
+    ]
+    monkeypatch.setattr(cli, "FIGURES", tuple(entries))
+    cli.main(["figure", "it", "--out", str(tmp_path), "--quick"])
     assert "it.png" in capsys.readouterr().out
+    # One that cannot be drawn does not keep the others from being drawn.
+    said = fails(capsys, "figure", "all", "--out", tmp_path, "--runs", "elsewhere")
+    assert said == "results: There are no runs in `elsewhere`."
+    assert drawn == [True, False]
+    assert "Did you mean `it`" in fails(capsys, "figure", "itt")
 
 
 def test_config_is_json_that_anyone_can_read(tmp_path):
