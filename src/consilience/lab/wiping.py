@@ -1,6 +1,6 @@
 """What weight decay does to masked weights in the first epochs, by the way it is applied.
 
-``python -m consilience.lab.wiping`` prints, for several ways of decay, the mean magnitude of the
+``python -m consilience.lab.wiping`` prints, for several ways of decay (or those named), the mean magnitude of the
 weights as training goes on, and the share of gradient components that all environments agree on.
 docs/synthetic.md says what it shows.
 """
@@ -28,16 +28,19 @@ WAYS: dict[str, dict[str, Any]] = {
     "decoupled 1e-4": {"l2": 1e-4, "decay": "decoupled"},
     "decoupled 1e-1": {"l2": 1e-1, "decay": "decoupled"},
     "decoupled 5": {"l2": 5.0, "decay": "decoupled"},
+    "none, initial weights/50": {"l2": 0.0, "shrink": 0.02},
     "L2 1e-4 in SGD": {"l2": 1e-4, "optimizer": "sgd"},
 }
 COLUMNS = ("mechanism", "shortcut", "deeper", "kept %", "loss")
 
 
-def follow(settings: Settings, seed: int, epochs: tuple[int, ...]) -> dict[int, tuple[float, ...]]:
+def follow(
+    settings: Settings, seed: int, epochs: tuple[int, ...], shrink: float = 1.0
+) -> dict[int, tuple[float, ...]]:
     """Train by AND-mask, and return after some epochs what :data:`COLUMNS` name.
 
     The first three are mean magnitudes of weights: first layer from the mechanism, first layer
-    from the shortcuts, all deeper layers.
+    from the shortcuts, all deeper layers. Initial weights are multiplied by `shrink`.
     """
     settings = settings.resolve()
     rows = make_data(settings, seed).train()
@@ -46,6 +49,9 @@ def follow(settings: Settings, seed: int, epochs: tuple[int, ...]) -> dict[int, 
         rows.env, settings.environments_per_batch, settings.batch_size, seed=seed
     )
     first, *deeper = [m.weight for m in method.model.modules() if isinstance(m, nn.Linear)]
+    with torch.no_grad():
+        for weight in (first, *deeper):
+            weight.mul_(shrink)
     found: dict[int, tuple[float, ...]] = {}
     for epoch in range(max(epochs) + 1):
         steps = [method.step(*rows[torch.tensor(batch)]) for batch in sampler] if epoch else []
@@ -64,10 +70,15 @@ def follow(settings: Settings, seed: int, epochs: tuple[int, ...]) -> dict[int, 
 def main() -> None:
     """Print the table."""
     torch.set_num_threads(1)
+    asked = sys.argv[1:] or list(WAYS)
     epochs = (0, 1, 2, 4, 8, 16, 24)
     sys.stdout.write(f"{'':26}{'epoch':>6}" + "".join(f"{c:>11}" for c in COLUMNS) + "\n")
-    for name, changes in WAYS.items():
-        for epoch, numbers in follow(replace(PRESETS["paper"], **changes), 0, epochs).items():
+    for name in asked:
+        changes = WAYS[name]
+        given = dict(changes)
+        shrink = given.pop("shrink", 1.0)
+        settings = replace(PRESETS["paper"], **given)
+        for epoch, numbers in follow(settings, 0, epochs, shrink).items():
             cells = "".join(f"{number:11.4f}" for number in numbers)
             sys.stdout.write(f"{name:26}{epoch:6}{cells}\n")
             sys.stdout.flush()
