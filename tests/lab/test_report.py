@@ -285,8 +285,7 @@ def test_the_page_tells_what_came_out_and_what_went_wrong(mixed):
     damaged = text.split("Damaged and failed runs")[1].split("</div>")[0]
     for seed in (3, 4, 5, 6, 7, 8, 9, 10):
         assert f"erm_seed={seed}" in damaged
-    unfinished = text.split("Unfinished runs")[1].split("</div>")[0]
-    assert re.findall(r"erm_seed=\d+", unfinished) == ["erm_seed=2"]
+    assert "<ul><li>erm: seed 2 (2 of 5 epochs)</li></ul>" in text.split("Not finished")[1]
     # ERM counts seeds 0, 1, 3 and 9 of the nine whose configuration can be read.
     row = text.split('<th scope="row">erm</th>')[1].split("</tr>")[0]
     assert "<td>4/9</td>" in row
@@ -344,6 +343,16 @@ def test_what_is_not_finished_comes_last(tmp_path):
     make_run(tmp_path, label="the best", test_accuracy=0.9)
     table = write_report(tmp_path).read_text().split('<table class="results">')[1]
     assert re.findall(r'<th scope="row">([^<]+)', table)[:3] == ["the best", "chance", "a late one"]
+
+
+def test_unfinished_runs_are_named_by_label(tmp_path):
+    for seed, epochs in enumerate([0, 3, 2, 1]):
+        make_run(tmp_path, seed=seed, epochs=epochs, done=False)
+    for seed in (4, 7):
+        make_run(tmp_path, label="two", seed=seed, epochs=1, done=False)
+    text = write_report(tmp_path).read_text()
+    assert "<li>erm: seeds 0 to 3 (0 to 3 of 5 epochs)</li>" in text
+    assert "<li>two: seeds 4, 7 (1 of 5 epochs)</li>" in text
 
 
 def test_where_nothing_beats_guessing_the_headline_says_so(tmp_path):

@@ -33,7 +33,7 @@ def draw(folder: Path, *, quick: bool = False, runs: Path = Path("runs")) -> lis
     blocks = math.ceil(len(chosen) / columns)
     with style():
         figure = Figure(figsize=(1.9 * columns + 0.6, 2.9 * blocks + 0.4))
-        grid = figure.subplots(2 * blocks, columns, sharex=True, sharey=True, squeeze=False)
+        grid = figure.subplots(2 * blocks, columns, sharey=True, squeeze=False)
         for axes in grid.flat:
             axes.set_visible(False)
         for i, (name, group) in enumerate(chosen.items()):
@@ -51,9 +51,9 @@ def draw(folder: Path, *, quick: bool = False, runs: Path = Path("runs")) -> lis
                 axes.set(ylim=(36, 103), yticks=[40, 60, 80, 100])
                 if row == 0:
                     axes.set_title(f"{name} ({len(curves.each)})")
-                if row == 1 and i + columns >= len(chosen):
+                if row == 1:
                     axes.set_xlabel("epoch")
-                    axes.tick_params(labelbottom=True)
+                axes.tick_params(labelbottom=row == 1)
                 if column == 0:
                     axes.set_ylabel(f"{key}, %")
         return save(figure, folder, "learning-curves")

@@ -15,7 +15,7 @@ from consilience._version import __version__
 from consilience.lab.report import _svg
 from consilience.lab.report._planes import Learned, Plane
 from consilience.lab.report._svg import Series, percent
-from consilience.lab.report.readings import Group, Reading, Spread
+from consilience.lab.report.readings import Group, Reading, Spread, flat
 
 MOST_PANELS = 24
 """Small pictures per section: the best of a large search; the table has all."""
@@ -169,11 +169,25 @@ def _notice(readings: Sequence[Reading], troubles: Sequence[str]) -> str:
         items = [f"<li><code>{escape(path.name)}</code>: {escape(why)}</li>" for path, why in bad]
         items += [f"<li>{escape(trouble)}</li>" for trouble in troubles]
         boxes.append(_box("Damaged and failed runs", items, ""))
-    late = [r for r in readings if r.status == "unfinished"]
+    late: dict[str, list[Reading]] = {}
+    for reading in readings:
+        if reading.status == "unfinished" and reading.run is not None:
+            late.setdefault(reading.run.label, []).append(reading)
     if late:
-        items = [f"<li><code>{escape(r.path.name)}</code>: {escape(r.why)}</li>" for r in late]
-        boxes.append(_box("Unfinished runs, left out of tables", items, " mild"))
+        items = [f"<li>{escape(label)}: {_progress(runs)}</li>" for label, runs in late.items()]
+        title = "Not finished, and left out of tables: running, or interrupted and to be taken up"
+        boxes.append(_box(title, items, " mild"))
     return "".join(boxes)
+
+
+def _progress(late: Sequence[Reading]) -> str:
+    """Say which seeds of a label are not finished, and how far they went."""
+    seeds = sorted(r.run.seed for r in late if r.run is not None)
+    went = sorted(len(r.metrics) for r in late)
+    span = str(went[0]) if went[0] == went[-1] else f"{went[0]} to {went[-1]}"
+    epochs = {flat(r.run.settings).get("epochs") for r in late if r.run is not None}
+    whole = f" of {epochs.pop()}" if len(epochs) == 1 and None not in epochs else ""
+    return f"{_seeds(seeds)} ({span}{whole} epochs)"
 
 
 def _box(title: str, items: list[str], style: str) -> str:
