@@ -1,8 +1,8 @@
 """What weight decay does to masked weights in the first epochs, by the way it is applied.
 
-``python -m consilience.lab.wiping`` prints, for several ways of decay (or those named), the mean magnitude of the
-weights as training goes on, and the share of gradient components that all environments agree on.
-docs/synthetic.md says what it shows.
+``python -m consilience.lab.wiping`` prints, for several ways of decay (or for those named), the
+mean magnitude of the weights as training goes on, and the share of gradient components that all
+environments agree on. docs/synthetic.md says what it shows.
 """
 
 from __future__ import annotations
