@@ -14,7 +14,7 @@ from consilience.rules import Rule, Statistic, Tally
 class Record(Rule):
     """Keeps every tally that it is shown, and signs the gradient with the tally's number.
 
-    After `apply()`, `p.grad` is filled with the number of p's tally, so that :meth:`of` can
+    After `apply()`, `p.grad` holds the number of p's tally (from 1 on), so that :meth:`of` can
     tell which tally belongs to which parameter without knowing how an agreement iterates.
     """
 
@@ -29,7 +29,7 @@ class Record(Rule):
             for name in ("gradient", "votes", "turnout", "logs", "squares")
         }
         self.tallies.append(replace(tally, **copies))
-        return torch.full_like(tally.gradient, float(len(self.tallies) - 1))
+        return torch.full_like(tally.gradient, float(len(self.tallies)))
 
     def of(self, model: nn.Module) -> dict[str, Tally]:
         """Return the tally of each parameter that has a gradient; call it after `apply()`."""
@@ -40,5 +40,6 @@ class Record(Rule):
             grad = parameter.grad.to_dense() if parameter.grad.is_sparse else parameter.grad
             numbers = grad.unique()
             assert len(numbers) == 1, f"{name}: the gradient is not what the rule returned"
-            found[name] = self.tallies[int(numbers)]
+            if int(numbers):  # a gradient of zero may have been left alone
+                found[name] = self.tallies[int(numbers) - 1]
         return found
