@@ -6,7 +6,7 @@ BIN := .venv/bin
 ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo example test coverage lint types imports check format clean
+.PHONY: help install demo example test coverage lint types imports check bench format clean
 
 help: ## List the targets
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -27,7 +27,7 @@ demo: install ## The paper's headline in two minutes: averaging against agreemen
 	$(BIN)/consilience report demo
 
 example: install ## Four environments, one shared feature: a table, and a picture in demo/
-	$(BIN)/python examples/linear_regression.py --folder demo
+	$(BIN)/python examples/linear_regression.py --folder demo --show
 
 test: install ## Run the tests, and measure their coverage
 	$(ONE_THREAD) $(BIN)/python -m pytest -n $(WORKERS) --cov --cov-report=term
@@ -47,6 +47,10 @@ imports: install ## Check that imports point one way
 	$(BIN)/lint-imports
 
 check: lint types imports test coverage ## All of these
+
+bench: install ## Time what the docs give times of
+	@for script in benchmarks/[a-z]*.py; do \
+		printf '\n== %s\n' $$script; $(ONE_THREAD) $(BIN)/python $$script || exit 1; done
 
 format: install ## Put code into the project's style
 	$(BIN)/ruff check --fix

@@ -20,7 +20,10 @@ vary" (ICLR 2021), with its settings.
 from __future__ import annotations
 
 import argparse
+import os
+import sys
 import time
+import webbrowser
 from pathlib import Path
 
 import torch
@@ -99,12 +102,20 @@ def draw(paths: dict[str, Tensor], folder: Path) -> list[Path]:
         return save(figure, folder, "linear_regression")
 
 
+def show(picture: Path) -> None:
+    """Open a picture where there is a screen to open it on."""
+    screens = ("DISPLAY", "WAYLAND_DISPLAY")
+    if sys.platform in ("darwin", "win32") or any(os.environ.get(name) for name in screens):
+        webbrowser.open(picture.resolve().as_uri())
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__.splitlines()[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )
     parser.add_argument("--folder", type=Path, default=Path("demo"), help="where the picture goes")
     parser.add_argument("--steps", type=int, default=STEPS, help="steps of gradient descent")
+    parser.add_argument("--show", action="store_true", help="open the picture on the screen")
     options = parser.parse_args()
 
     started = time.perf_counter()
@@ -125,8 +136,11 @@ def main() -> None:
             f"{loss_in(X, weights):15.5f}{loss_in(UNSEEN[None], weights):17.5f}{apart:16.3f}"
         )
     print(f"\n{3 * len(RULES)} runs of {options.steps} steps in {took:.1f} s.")
-    for file in draw(paths, options.folder):
-        print(f"Picture: {file}")
+    pictures = draw(paths, options.folder)
+    for picture in pictures:
+        print(f"Picture: {picture}")
+    if options.show:
+        show(pictures[0])
 
 
 if __name__ == "__main__":
