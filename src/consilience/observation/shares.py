@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -205,6 +206,85 @@ class ProductShares(Shares):
 
     def total(self) -> Tensor:
         return self._product(0, self.partition.size)
+
+    def tally(self, statistics: frozenset[Statistic], sink: Sink) -> Tensor:
+        dtype = self._outputs.dtype
+        single = self.partition.each == 1 and self._outputs.shape[1] == 1
+        if single and statistics <= FACTORED and dtype != torch.float16:
+            self._tally_factored(statistics, sink)
+            return self.total()
+        if statistics == {Statistic.VOTES} and dtype in (torch.float32, torch.float64):
+            return self._tally_votes(sink)
+        return super().tally(statistics, sink)
+
+    def _tally_factored(self, statistics: frozenset[Statistic], sink: Sink) -> None:
+        """Count where an environment is a single slice, whose share is one outer product.
+
+        The sign of a product is the product of signs, so the sum of signs over environments is one
+        more matrix product, as is the sum of squares. (Not in float16, where a product that
+        underflows has to vote 0.)
+        """
+        known = self.partition.known
+        outputs, inputs = self._outputs[:known, 0], self._inputs[:known, 0]
+        for statistic in statistics:
+            if statistic is Statistic.SQUARES:
+                found = outputs.square().t() @ inputs.square()
+            elif statistic is Statistic.TURNOUT:
+                found = integer_product(outputs != 0, inputs != 0, outputs.dtype)
+            else:
+                found = integer_product(outputs.sign(), inputs.sign(), outputs.dtype)
+            sink(statistic, found.reshape(self.shape).to(accumulator_dtype(found.dtype)))
+
+    def _tally_votes(self, sink: Sink) -> Tensor:
+        """Count votes and sum the gradient environment by environment, in tiles that stay in cache."""
+        bounds, width = self.partition.bounds, self._inputs.shape[-1]
+        outputs, inputs = self._outputs.flatten(0, 1), self._inputs.flatten(0, 1)
+        middle = self._outputs.shape[1]
+        total = outputs.new_zeros(outputs.shape[-1], width)
+        votes = torch.zeros_like(total)
+        step = max(1, TILE_BYTES // max(1, width * outputs.element_size()))
+        parts = [(bounds[e] * middle, bounds[e + 1] * middle) for e in range(len(bounds) - 1)]
+        for start in range(0, len(total), step):
+            columns = outputs[:, start : start + step]
+            tile_total, tile_votes = total[start : start + step], votes[start : start + step]
+            share = torch.empty_like(tile_total)
+            for first, last in parts:
+                torch.mm(columns[first:last].t(), inputs[first:last], out=share)
+                tile_total.add_(share)
+                tile_votes.add_(share.sign_())
+        if has_rest(self.partition):
+            first = self.partition.known * middle
+            total.addmm_(outputs[first:].t(), inputs[first:])
+        sink(Statistic.VOTES, votes.reshape(self.shape))
+        return total.reshape(self.shape)
+
+
+FACTORED = frozenset({Statistic.VOTES, Statistic.TURNOUT, Statistic.SQUARES})
+"""The statistics of an outer product that are products themselves."""
+TILE_BYTES = 256 * 2**10
+"""How much of a weight is worked on at a time, so that gradient, votes and share stay in cache."""
+
+
+def integer_product(left: Tensor, right: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return ``left.T @ right`` for factors in {-1, 0, 1}, exactly.
+
+    In bfloat16 where that is fast: products add up in float32 and come out exact up to 256, so that
+    many rows are taken at a time.
+    """
+    if not _fast_bfloat16(left.device.type):
+        return left.to(dtype).t() @ right.to(dtype)
+    left, right = left.bfloat16(), right.bfloat16()
+    found = (left[:256].t() @ right[:256]).to(dtype)
+    for start in range(256, len(left), 256):
+        found.add_(left[start : start + 256].t() @ right[start : start + 256])
+    return found
+
+
+@cache
+def _fast_bfloat16(device: str) -> bool:
+    if device == "cpu":
+        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    return device == "cuda"
 
 
 class ContractionShares(Shares):
