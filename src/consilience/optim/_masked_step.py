@@ -47,7 +47,7 @@ def masked_step(
 
     So what ``p.grad`` holds where ``keep`` is 0 matters for two of the three, and is the
     caller's to supply: 0 for ``gradient``; for ``update`` the plain gradient, which the averages
-    are to see while the step is masked (algorithm 2 of the paper); anything finite for
+    are to see while the step is masked (the paper's temporal mask); anything finite for
     ``frozen``.
 
     ``decay`` says when the ``weight_decay`` of the optimizer's groups happens. ``before``: where

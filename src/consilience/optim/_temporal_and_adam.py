@@ -1,4 +1,4 @@
-"""The paper's algorithm 2: Adam that steps where the signs of a weight's gradient agree in time."""
+"""The paper's algorithm: Adam that steps where the signs of a weight's gradient agree in time."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ PUBLISHED_SETTINGS: tuple[dict[str, Any], ...] = tuple(
         (0.0063, 0.67, 0.65, 0.47, 0.080),
     )
 )
-"""The settings of the paper's five best runs on CoinRun, best first (appendix C.3).
+"""The settings of the paper's five best runs on CoinRun, best first (table 3).
 
 ``TemporalAndAdam(model.parameters(), **PUBLISHED_SETTINGS[0])``. The paper does not give
 :math:`\\beta_2`; 0.999 is Adam's.
@@ -47,8 +47,8 @@ class TemporalAndAdam(Optimizer):
     r"""Adam with an AND-mask over time: a weight moves only while its gradient's sign persists.
 
     For data that comes one environment at a time, so that the environments' votes have to be
-    collected over steps. Algorithm 2 of *Learning explanations that are hard to vary*, to the
-    letter:
+    collected over steps. Algorithm 1 of *Learning explanations that are hard to vary* (appendix
+    B.6), to the letter:
 
     .. math::
         m &\gets \beta_1 m + (1 - \beta_1)\, g \\

@@ -31,7 +31,71 @@ class Entry:
     runs: str = ""
 
 
-THEORY: tuple[Entry, ...] = ()
+THEORY: tuple[Entry, ...] = (
+    Entry(
+        name="landscapes",
+        module="consilience.paper.landscapes",
+        title="Two landscapes, their means, and where descent ends on each",
+        source="figure 1",
+        cost="seconds",
+    ),
+    Entry(
+        name="gradient-directions",
+        module="consilience.paper.gradient_directions",
+        title="Inconsistent gradient directions, and consistent ones",
+        source="figure 2",
+        cost="seconds",
+    ),
+    Entry(
+        name="region",
+        module="consilience.paper.region",
+        title="The region that an environment holds for as good as a minimum, and the score",
+        source="section 2.1",
+        cost="seconds",
+    ),
+    Entry(
+        name="hessian-ellipses",
+        module="consilience.paper.hessian_ellipses",
+        title="Contours of the arithmetic and the geometric mean of two Hessians",
+        source="figures 3 and 12",
+        cost="seconds",
+    ),
+    Entry(
+        name="random-gradients",
+        module="consilience.paper.random_gradients",
+        title="Averaged and masked gradients where there is nothing to learn",
+        source="figure 4, proposition 2",
+        cost="half a minute",
+    ),
+    Entry(
+        name="patchwork",
+        module="consilience.paper.patchwork",
+        title="A patchwork network, its parameters varied, and its score",
+        source="figure 10",
+        cost="half a minute",
+    ),
+    Entry(
+        name="hessian-means",
+        module="consilience.paper.hessian_means",
+        title="Arithmetic and geometric mean of ever less consistent surfaces",
+        source="figure 11",
+        cost="seconds",
+    ),
+    Entry(
+        name="convergence",
+        module="consilience.paper.convergence",
+        title="The smallest masked gradient met, against the bound of 1/k",
+        source="proposition 1",
+        cost="half a minute",
+    ),
+    Entry(
+        name="linear-regression",
+        module="consilience.paper.linear_regression",
+        title="Linear regression: how every weight evolves, rule by rule",
+        source="the authors' notebook",
+        cost="seconds",
+    ),
+)
 SYNTHETIC: tuple[Entry, ...] = (
     Entry(
         name="dataset",
@@ -83,7 +147,25 @@ SYNTHETIC: tuple[Entry, ...] = (
     ),
 )
 
-FIGURES: tuple[Entry, ...] = THEORY + SYNTHETIC
+TEMPORAL: tuple[Entry, ...] = (
+    Entry(
+        name="temporal",
+        module="consilience.paper.temporal",
+        title="One environment a step: masks over time against Adam, every seed",
+        source="algorithm 1, on the synthetic dataset",
+        cost="seconds, once the runs are there",
+        runs="python -m consilience.paper.temporal --seeds 3",
+    ),
+    Entry(
+        name="masked-not-frozen",
+        module="consilience.paper.masked_not_frozen",
+        title="Where a masked weight goes, under each optimizer and each choice",
+        source="beyond it",
+        cost="seconds",
+    ),
+)
+
+FIGURES: tuple[Entry, ...] = THEORY + SYNTHETIC + TEMPORAL
 
 
 def listing() -> str:
