@@ -286,7 +286,7 @@ def _check_losses(landscape: Landscape) -> list[float]:
                 "Each of `losses` should return one number as a tensor. Found "
                 f"{what} from that of environment {e}."
             )
-        value = float(found)
+        value = float(found.detach())
         if not math.isfinite(value):
             raise ValueError(
                 "Parameter `losses` should be finite at `parameters`. Found the loss "

@@ -72,9 +72,9 @@ def descend(
     return torch.stack(path)
 
 
-def lattice(count: int) -> Tensor:
-    """Return points ``[count, count, 2]`` that cover the plane of the figure."""
-    axis = torch.linspace(LOW, HIGH, count, dtype=torch.float64)
+def lattice(count: int, high: float = HIGH) -> Tensor:
+    """Return points ``[count, count, 2]`` that cover a figure's plane, from LOW to ``high``."""
+    axis = torch.linspace(LOW, high, count, dtype=torch.float64)
     second, first = torch.meshgrid(axis, axis, indexing="ij")
     return torch.stack([first, second], -1)
 

@@ -116,5 +116,12 @@ def draw(folder: Path, *, quick: bool = False, seed: int = 0) -> list[Path]:
             ylim=(1e-7, 1e4),
             title=f"{SIZE} parameters, random gradients, mask at $t = 0.8\\,d$",
         )
-        axes.legend()
+        axes.annotate(
+            "the printed bound is 0\nup to $d = 4$, where $t = d$",
+            (5, 3e-4),
+            (6, 0),
+            textcoords="offset points",
+            fontsize=8,
+        )
+        axes.legend(loc="lower left")
         return [*save(figure, folder, "random-gradients"), *written]
