@@ -1,0 +1,1 @@
+"""What agreement costs, measured: `python -m benchmarks --help`."""
