@@ -16,7 +16,7 @@ from consilience.lab import jobs, runs
 from consilience.lab.errors import LabError
 from consilience.lab.settings import PRESETS
 
-TINY = (  # noqa: SIM905
+TINY = (
     "--environments 4 --shortcut-dimensions 6 --rows-per-environment 32 --test-rows 50 "
     "--hidden-units 8 --epochs 3 --batch-size 16 --name tiny"
 ).split()

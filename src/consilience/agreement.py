@@ -85,7 +85,7 @@ class Agreement:
                 "all are frozen."
             )
         for name, parameter in named:
-            if isinstance(parameter, nn.parameter.UninitializedTensorMixin):
+            if torch.nn.parameter.is_lazy(parameter):
                 raise TypeError(
                     "Parameter `parameters` should be initialized. Found the lazy parameter "
                     f"`{name}`: run the model once before."
@@ -152,7 +152,7 @@ class Agreement:
             self.rule.statistics,
             environments,
             self._watched,
-            lambda woken: self._observations.append(woken),
+            self._take_up,
         )
         mode = ObservingMode(
             observation,
@@ -176,6 +176,10 @@ class Agreement:
             raise
         finally:
             self._mode = None
+
+    def _take_up(self, observation: Observation) -> None:
+        """Count on an observation again whose graph outlived an apply."""
+        self._observations.append(observation)
 
     def checkpoint_contexts(
         self,
@@ -207,7 +211,7 @@ class Agreement:
             >>> import torch
             >>> from consilience import Agreement, AndMask
             >>> model = torch.nn.Linear(3, 1)
-            >>> agreement = Agreement(model, AndMask())
+            >>> agreement = Agreement(model, AndMask(threshold=1.0))
             >>> batches = [torch.randn(4, 3), torch.randn(5, 3)]
             >>> agreement.backward(model(x).square().mean() for x in batches)
             >>> agreement.apply().voters
@@ -338,8 +342,8 @@ class Agreement:
             "pass did not run inside of `with agreement.observe(env):`; or an operation was not "
             "seen: reentrant checkpointing (use `use_reentrant=False` with `context_fn="
             "agreement.checkpoint_contexts`), a custom `autograd.Function` (use "
-            "`agreement.backward(environment_losses)`), a model compiled or scripted before (compile "
-            "it under the observation). If these gradients should stay as they are, say "
+            "`agreement.backward(environment_losses)`), a model compiled or scripted before "
+            "(compile it under the observation). If these gradients should stay as they are, say "
             '`Agreement(..., unvoted="allow")`.'
         )
 
@@ -445,7 +449,7 @@ class Agreement:
 
     def _forget_report(self) -> None:
         if self._report is not None:
-            self._report._expire()  # noqa: SLF001
+            self._report._expire()
             self._report = None
 
     def __repr__(self) -> str:
@@ -464,7 +468,7 @@ class Agreement:
 
 
 def _active_modes() -> list[ObservingMode]:
-    stack = torch.overrides._get_current_function_mode_stack()
+    stack = torch.overrides._get_current_function_mode_stack()  # type: ignore[no-untyped-call]
     return [mode for mode in stack if isinstance(mode, ObservingMode)]
 
 
@@ -474,7 +478,7 @@ def _replay(mode: ObservingMode, agreement: Agreement) -> Iterator[None]:
     observation = mode.observation
     observation.replaying = True
     try:
-        if agreement._mode is mode:  # noqa: SLF001
+        if agreement._mode is mode:
             yield
         else:
             with mode:

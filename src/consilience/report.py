@@ -105,7 +105,7 @@ class Report:
 
     @property
     def null_keep_rate(self) -> float | None:
-        """The share that would be kept if signs were random; None if the rule has no such number."""
+        """The share that would be kept if signs were random; None if the rule cannot say."""
         return self._mean(lambda p: p.null_keep_rate)
 
     def _expire(self) -> None:

@@ -79,7 +79,7 @@ def segment_sum(x: Tensor, partition: Partition, start: int, stop: int) -> Tenso
     if partition.each is not None:
         if partition.each == 1:
             return part
-        return part.unflatten(0, (stop - start, partition.each)).sum(1)
+        return part.reshape(stop - start, partition.each, *part.shape[1:]).sum(1)
     sizes = torch.tensor([bounds[e + 1] - bounds[e] for e in range(start, stop)], device=x.device)
     index = torch.repeat_interleave(torch.arange(stop - start, device=x.device), sizes)
     return x.new_zeros(stop - start, *x.shape[1:]).index_add_(0, index, part)
@@ -236,7 +236,7 @@ class ProductShares(Shares):
             sink(statistic, found.reshape(self.shape).to(accumulator_dtype(found.dtype)))
 
     def _tally_votes(self, sink: Sink) -> Tensor:
-        """Count votes and sum the gradient environment by environment, in tiles that stay in cache."""
+        """Count votes and sum the gradient, an environment at a time, in tiles that fit a cache."""
         bounds, width = self.partition.bounds, self._inputs.shape[-1]
         outputs, inputs = self._outputs.flatten(0, 1), self._inputs.flatten(0, 1)
         middle = self._outputs.shape[1]
@@ -326,7 +326,7 @@ class ContractionShares(Shares):
             for term, running in zip(self._left.split(","), self._running, strict=True)
         )
         operands = [
-            operand[bounds[start] : bounds[stop]].unflatten(0, (stop - start, each))
+            operand[bounds[start] : bounds[stop]].reshape(stop - start, each, *operand.shape[1:])
             if running
             else operand
             for operand, running in zip(self._operands, self._running, strict=True)
@@ -431,7 +431,8 @@ class ScatterShares(Shares):
         here = (self._env >= start) & (self._env < stop)
         flat = (self._env[here] - start) * self.shape[0] + self._entries[here]
         table = self._values.new_zeros((stop - start) * self.shape[0], *self.shape[1:])
-        return table.index_add_(0, flat, self._values[here]).unflatten(0, (stop - start, -1))
+        table.index_add_(0, flat, self._values[here])
+        return table.reshape(stop - start, *self.shape)
 
     def rest(self) -> Tensor | None:
         if not has_rest(self.partition):

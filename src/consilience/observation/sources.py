@@ -88,8 +88,9 @@ class Source:
 
             kwargs = {name: fill(value) for name, value in self.call.kwargs.items()}
             memo[id(self.call)] = self.call.func(*fill(self.call.args), **kwargs)
-        found = memo[id(self.call)]
-        return found if self.output is None else found[self.output]
+        made = memo[id(self.call)]
+        found: Tensor = made if self.output is None else made[self.output]
+        return found
 
 
 class Pullback:

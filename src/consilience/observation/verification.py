@@ -97,12 +97,12 @@ def differences(
             allow_single=agreement.allow_single,
             unvoted="allow",
         )
-        observed._modules = agreement._modules  # noqa: SLF001 - whose buffers are constants
+        observed._modules = agreement._modules
         torch.manual_seed(seed)
         with observed.observe(codes):
             loss = compute_loss(batch)
         loss.backward()  # type: ignore[no-untyped-call]
-        (observation,) = observed._observations  # noqa: SLF001
+        (observation,) = observed._observations
         consumers = {
             i: {use.name for use in observation.uses.get(i, ())} for i in range(len(parameters))
         }
@@ -138,7 +138,7 @@ def _oracle_votes(
     parameters: list[Tensor],
     seed: int,
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """Return votes, and the least magnitude relative to the largest of an environment's gradient."""
+    """Return votes, and how small environments' gradients get, relative to the largest."""
     votes = [torch.zeros_like(parameter) for parameter in parameters]
     floors = [torch.full_like(parameter, torch.inf) for parameter in parameters]
     for e in range(int(codes.max()) + 1):

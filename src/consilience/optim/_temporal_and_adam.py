@@ -106,7 +106,7 @@ class TemporalAndAdam(Optimizer):
         [True, False]
     """
 
-    def __init__(  # noqa: PLR0917 (the order of torch.optim.Adam, with the paper's words)
+    def __init__(
         self,
         params: ParamsT,
         lr: float | Tensor = 1e-3,
@@ -278,11 +278,22 @@ def _average(bucket: _Bucket) -> None:
         gradients = list(torch._foreach_neg(gradients))
     if group["weight_decay"] != 0 and group["decay"] == "before":
         gradients = list(torch._foreach_add(gradients, bucket.params, alpha=group["weight_decay"]))
-    torch._foreach_lerp_(bucket.exp_avgs, gradients, 1 - beta1)
+    _mix_(bucket.exp_avgs, gradients, beta1)
     torch._foreach_mul_(bucket.exp_avg_sqs, beta2)
     torch._foreach_addcmul_(bucket.exp_avg_sqs, gradients, gradients, 1 - beta2)
     bucket.scratch = list(torch._foreach_sign(gradients))
-    torch._foreach_lerp_(bucket.sign_avgs, bucket.scratch, 1 - beta3)
+    _mix_(bucket.sign_avgs, bucket.scratch, beta3)
+
+
+def _mix_(averages: list[Tensor], values: list[Tensor], beta: float) -> None:
+    """Set averages to beta x averages + (1 - beta) x values."""
+    if beta >= 0.5:
+        torch._foreach_lerp_(averages, values, 1 - beta)
+    else:
+        # Interpolation is told 1 - beta, which rounds here, and takes beta from it: a small rate
+        # would come out wrong where an old gradient is far larger than those that follow.
+        torch._foreach_mul_(averages, beta)
+        torch._foreach_add_(averages, values, alpha=1 - beta)
 
 
 def _move(bucket: _Bucket) -> None:

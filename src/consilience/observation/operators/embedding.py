@@ -120,7 +120,7 @@ def embedding_bag(
         if padding_idx is not None and padding_idx >= 0:
             real = indices != padding_idx
         entries, bag = indices[real], bag[real]
-        if mode == 2:  # noqa: PLR2004 - torch's number for "max"
+        if mode == 2:
             return [_maxima(table, entries, bag, gradient, partition)]
         values = gradient[bag]
         if weights:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -116,7 +117,7 @@ def instance_norm(
     running_mean: Tensor | None,
     running_var: Tensor | None,
     use_input_stats: bool,
-    momentum: float,
+    _momentum: float,
     eps: float,
     *_: Any,
 ) -> Plan:
@@ -151,7 +152,7 @@ def batch_norm(
     running_mean: Tensor | None,
     running_var: Tensor | None,
     training: bool,
-    momentum: float,
+    _momentum: float,
     eps: float,
     *_: Any,
 ) -> Plan:
@@ -199,7 +200,7 @@ def per_environment(
     if partition.known < partition.size:
         bounds.append(partition.size)  # rows of unknown environment are a group of their own
     parts, means, variances = [], [], []
-    for start, stop in zip(bounds, bounds[1:], strict=False):
+    for start, stop in pairwise(bounds):
         if start == stop:
             continue
         part = arranged[start:stop]

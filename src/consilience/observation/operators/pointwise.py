@@ -74,7 +74,7 @@ def pointwise(call: Call, *args: Any, **kwargs: Any) -> Plan:
         raise call.unsupported("with `out`")
     if kwargs.get("rounding_mode") is not None:
         raise call.unsupported("with a rounding mode, it has no gradient")
-    shape = torch.broadcast_shapes(*(tensor.shape for tensor in flat))
+    shape = torch.broadcast_shapes(*(t.shape for t in flat))  # type: ignore[no-untyped-call]
     layout, size = aligned_layout(call, flat, len(shape))
     partition = call.mode.partition(size, layout)
     call.drop_repeats()
@@ -184,7 +184,7 @@ def prelu(call: Call, input: Tensor, weight: Tensor) -> Plan:  # noqa: A002
 
 @operator("cat", "concat", "concatenate")
 def cat(call: Call, tensors: Sequence[Tensor], dim: int = 0, *, axis: int | None = None) -> Plan:
-    """Observe a concatenation of rows with a parameter that is repeated for each (a class token)."""
+    """Observe a concatenation of rows with a parameter repeated for each (a class token)."""
     full = tensors[0].dim()
     dim = (dim if axis is None else axis) % full
     layout, size = aligned_layout(call, tensors, full)
