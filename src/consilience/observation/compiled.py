@@ -218,6 +218,10 @@ def trace(
     mode: ObservingMode, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
     """Observe one function of a forward pass that is being traced."""
+    if func is Tensor.unflatten:  # which asks a base class that tracing does not know
+        x, dim, sizes = args
+        dim %= x.dim()
+        return x.reshape(*x.shape[:dim], *sizes, *x.shape[dim + 1 :])
     tracked = [a for a in (*args, *kwargs.values()) if mode.slots_of(a) is not None]
     if not tracked:
         return func(*args, **kwargs)
@@ -329,7 +333,8 @@ def _broadcast(
     weight, data = (a, b) if mode.slots_of(a) is not None else (b, a)
     if named or mode.slots_of(data) is not None or not isinstance(data, Tensor):
         raise UnsupportedOperationError(
-            f"A parameter cannot be observed in this form of `{func.__name__}` while it is compiled."
+            f"A parameter cannot be observed in this form of `{func.__name__}` while it is "
+            "compiled. Observe the model uncompiled, or compile other parts of it."
         )
     out = func(data, weight.detach())
     return _tapped(mode, out, weight, data, kind, [0])

@@ -92,8 +92,11 @@ def after_view(func: Callable[..., Any], args: Sequence[Any], layout: Layout, ro
     unit, span = strides[layout.dim], x.shape[layout.dim]
 
     def read(out: Tensor) -> Layout | Scattered:
-        for dim, (size, step) in enumerate(zip(out.shape, out.stride(), strict=True)):
-            if step and step % unit == 0 and step // unit <= span and out.shape[dim] > 0:
+        # A dimension of size one may have any stride: it is asked last.
+        dims = sorted(range(out.dim()), key=lambda dim: out.shape[dim] == 1)
+        for dim in dims:
+            size, step = out.shape[dim], out.stride(dim)
+            if step and step % unit == 0 and step // unit <= span and size > 0:
                 start = out.storage_offset() // unit % (span + 2)
                 if step == unit and start == 0 and size == span:
                     return Layout(dim, layout.index)

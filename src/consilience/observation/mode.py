@@ -74,7 +74,7 @@ REDUCTIONS = frozenset(
 MOVES = frozenset("flip roll flipud fliplr rot90".split())
 SHUFFLES = frozenset("sort argsort topk gather take_along_dim".split())
 PICKS = frozenset("__getitem__ index_select gather take_along_dim".split())
-PRODUCTS = frozenset("matmul bmm __matmul__ baddbmm".split())
+PRODUCTS = frozenset("matmul bmm __matmul__ baddbmm scaled_dot_product_attention".split())
 CONSUMERS = frozenset(
     "linear embedding embedding_bag conv1d conv2d conv3d conv_transpose1d conv_transpose2d "
     "conv_transpose3d matmul mm bmm addmm lstm gru rnn_tanh rnn_relu lstm_cell gru_cell "
@@ -92,8 +92,10 @@ FOLLOWED = (
     | {
         "index_select",
         "repeat_interleave",
+        "einsum",
     }
 )
+NORMALIZATIONS = frozenset("group_norm instance_norm batch_norm".split())
 UNFOLLOWED = frozenset("mm einsum tensordot cdist outer kron".split())
 """Not functions of components, though their output may happen to have an input's shape."""
 
@@ -242,7 +244,7 @@ class ObservingMode(TorchFunctionMode):
             raise self._wrong_length(tensor.shape[layout.dim], where, shape)
         if (
             layout.plain
-            and tensor.dim() > 2  # noqa: PLR2004
+            and tensor.dim() > 2
             and shape[0] > self.rows
             and shape[1] == self.rows
             and self._kind(tensor) is None
@@ -250,18 +252,18 @@ class ObservingMode(TorchFunctionMode):
             and call.name in ("linear", "matmul", "embedding", "layer_norm")
         ):
             raise UnknownRowsError(
-                f"{where} a tensor of shape {shape}, and the batch has {self.rows} rows: they may be "
-                "its first dimension or its second. If the model's inputs hold the batch second, "
-                "say `Agreement(..., batch_dim=1)`; if first, draw another number of rows."
+                f"{where} a tensor of shape {shape}, and the batch has {self.rows} rows: they may "
+                "be its first dimension or its second. If the model's inputs hold the batch "
+                "second, say `Agreement(..., batch_dim=1)`; if first, draw another number of rows."
             )
         return layout
 
     def _wrong_length(self, size: int, where: str, shape: list[int]) -> UnknownRowsError:
         return UnknownRowsError(
-            f"{where} a tensor of shape {shape}: the batch seems to have {size} rows, and `env` has "
-            f"{self.rows} labels. Give every row of the model's inputs a label. If this tensor is no "
-            "data but a constant, register it as a buffer; if the batch is another dimension of the "
-            "inputs, say `Agreement(..., batch_dim=1)`."
+            f"{where} a tensor of shape {shape}: the batch seems to have {size} rows, and `env` "
+            f"has {self.rows} labels. Give every row of the model's inputs a label. If this tensor "
+            "is no data but a constant, register it as a buffer; if the batch is another dimension "
+            "of the inputs, say `Agreement(..., batch_dim=1)`."
         )
 
     def partition(self, size: int, layout: Layout) -> Partition:
@@ -288,7 +290,7 @@ class ObservingMode(TorchFunctionMode):
         if func is torch.ops.consilience.tap.default:  # in a graph that was traced before
             return func(*args, **kwargs)
         weights: list[tuple[Tensor, Source]] = []
-        data = shared = False
+        data = shared = assumed = False
         for tensor in tensors_in((*args, *kwargs.values()) if kwargs else args):
             kind = self._kind(tensor)
             if isinstance(kind, Source):
@@ -298,10 +300,11 @@ class ObservingMode(TorchFunctionMode):
                 shared = True
             elif kind is not None:
                 data = True
-            elif not self.observation.environments.settled and not self._settle(tensor):
+            elif (
+                not self.observation.environments.settled and not self._settle(tensor)
+            ) or self.layout(tensor) is None:
                 shared = True
-            elif self.layout(tensor) is None:
-                shared = True
+                assumed = assumed or tensor.dim() > 0
             else:
                 data = True
         name = name_of(func)
@@ -321,7 +324,7 @@ class ObservingMode(TorchFunctionMode):
             return self._derive(func, name, args, kwargs, weights)
         out = func(*args, **kwargs)
         if not data:
-            if name[:2] != "__" or name == "__getitem__":
+            if not assumed and (name[:2] != "__" or name == "__getitem__"):
                 for tensor in tensors_in((out,)):
                     if self._kind(tensor) is None:
                         self._mark(tensor, SHARED)
@@ -331,9 +334,9 @@ class ObservingMode(TorchFunctionMode):
             if self._moved or name in FOLLOWED:
                 self._follow(func, name, args, kwargs, out)
             if isinstance(out, Tensor) and not out.requires_grad and out.dim():
-                self._remember_fold(out)
+                self._remember_fold(out, args)
         if name == "__setitem__" and data:
-            self._now_data(args[0])
+            self._written(*args)
         return out
 
     def _settle(self, tensor: Tensor) -> bool:
@@ -344,18 +347,46 @@ class ObservingMode(TorchFunctionMode):
         self.observation.environments.settle(tensor.shape[dim], allow_single=self.allow_single)
         return True
 
-    def _remember_fold(self, tensor: Tensor) -> None:
+    def _remember_fold(self, tensor: Tensor, args: Sequence[Any]) -> None:
         """Tell what rows were folded into here from an input whose length is wrong."""
         if tensor.shape[0] != self.rows and self._kind(tensor) is None:
+            for given in tensors_in(args):
+                if self._kind(given) is None and not given.requires_grad:
+                    found = self._unmarked_layout(given)
+                    if found is not None and given.shape[found.dim] != self.rows:
+                        return
             layout = self._unmarked_layout(tensor)
             if layout is PLAIN:
                 setattr(tensor, MARK, Mark(self.observation, PLAIN))
 
+    def _written(self, target: Tensor, index: Any, value: Any) -> None:
+        """Follow rows that are written into a tensor."""
+        layout = self.layout(value) if isinstance(value, Tensor) else None
+        shared = self._kind(target) is SHARED
+        self._now_data(target)
+        if not shared or not isinstance(layout, Layout) or id(target) in self._constants:
+            return
+        parts = index if isinstance(index, tuple) else (index,)
+        if any(isinstance(part, (Tensor, list)) for part in parts):
+            return  # picked by an index: rows are where they are assumed, or not told apart
+        view = target[index]
+        at = layout.dim + view.dim() - value.dim()
+        for dim in range(target.dim()):
+            if target.shape[dim] % self.rows == 0:
+                found = after_view(
+                    torch.Tensor.__getitem__, (target, index), Layout(dim), self.rows
+                )
+                if found == Layout(at):
+                    self._mark(target, Layout(dim, layout.index))
+                    return
+        self._mark(target, Scattered("rows were written into parts of it"))
+
     def _now_data(self, target: Any) -> None:
         """A constant into which data were written is data."""
-        if isinstance(target, Tensor) and self._kind(target) is SHARED:
-            if id(target) not in self._constants:
-                delattr(target, MARK)
+        if not isinstance(target, Tensor) or id(target) in self._constants:
+            return
+        if self._kind(target) is SHARED:
+            delattr(target, MARK)
 
     # Consuming parameters
 
@@ -527,6 +558,14 @@ class ObservingMode(TorchFunctionMode):
         inputs = list(tensors_in((*args, *kwargs.values())))
         if name in PICKS:
             inputs = inputs[:1]  # where an index came from does not matter
+        if name in FOLLOWED and (length := self._strange_length(inputs)) is not None:
+            # A dataset that the batch is picked from, pairs that are cut apart, time that comes
+            # first: what comes out as long as the batch is taken for it, as any other tensor is.
+            for tensor in outputs:
+                if not tensor.dim() or tensor.shape[0] != self.rows:
+                    why = f"it was made of one of length {length}, and `env` has {self.rows} labels"
+                    self._mark(tensor, Scattered(why))
+            return
         layouts = [(t, found) for t in inputs if (found := self.layout(t)) is not None]
         scattered = [found for _, found in layouts if isinstance(found, Scattered)]
         if scattered:
@@ -538,17 +577,46 @@ class ObservingMode(TorchFunctionMode):
             return
         first = known[0][0]
         layout = known[0][1]
-        found: Any
-        if name in FOLLOWED and (first is inputs[0] or name in JOINS):
-            found = self._followed(func, name, args, kwargs, first, layout, known, out)
+        moved: Any
+        if name == "einsum":
+            moved = self._after_einsum(args[0], args[1:])
+        elif name in FOLLOWED and (first is inputs[0] or name in JOINS):
+            moved = self._followed(func, name, args, kwargs, first, layout, known, out)
         elif all(found.plain for _, found in known):
             return
         else:
-            found = [self._assumed(name, known, tensor) for tensor in outputs]
-        found = found if isinstance(found, list) else [found] * len(outputs)
-        for tensor, kind in zip(outputs, found, strict=True):
+            moved = [self._assumed(name, known, tensor) for tensor in outputs]
+        moved = moved if isinstance(moved, list) else [moved] * len(outputs)
+        for tensor, kind in zip(outputs, moved, strict=True):
             if self._moved or (isinstance(kind, Scattered) or not kind.plain):
                 self._mark(tensor, kind)
+
+    def _strange_length(self, inputs: Sequence[Tensor]) -> int | None:
+        """Return how long a tensor is that was given to the model and is no batch."""
+        for tensor in inputs:
+            if self._kind(tensor) is None and not tensor.requires_grad:
+                found = self._unmarked_layout(tensor)
+                if found is not None and tensor.shape[found.dim] != self.rows:
+                    return tensor.shape[found.dim]
+        return None
+
+    def _after_einsum(self, equation: Any, operands: Sequence[Any]) -> Layout | Scattered:
+        if not isinstance(equation, str):  # the notation with lists of integers
+            return Scattered("`einsum` mixed its dimensions")
+        if len(operands) == 1 and isinstance(operands[0], (list, tuple)):
+            operands = operands[0]
+        left, arrow, out = equation.replace(" ", "").partition("->")
+        if "." in left or not arrow:
+            return Scattered("`einsum` mixed its dimensions")
+        places: dict[int, Layout] = {}
+        for term, operand in zip(left.split(","), operands, strict=True):
+            layout = self.layout(operand)
+            if isinstance(layout, Layout):
+                at = out.find(term[layout.dim])
+                places[at] = Layout(at, layout.index)
+        if len(places) != 1 or -1 in places:
+            return Scattered("`einsum` mixed its dimensions")
+        return next(iter(places.values()))
 
     def _followed(
         self,
@@ -573,7 +641,7 @@ class ObservingMode(TorchFunctionMode):
         if name in REDUCTIONS or name in SHUFFLES:
             return self._along(name, args, kwargs, x, layout, out)
         if name == "repeat_interleave":
-            dim = kwargs.get("dim", args[2] if len(args) > 2 else None)  # noqa: PLR2004
+            dim = kwargs.get("dim", args[2] if len(args) > 2 else None)
             times = kwargs.get("repeats", args[1] if len(args) > 1 else None)
             if dim is None or not isinstance(times, int):
                 return Scattered("it was flattened by `repeat_interleave`")
@@ -656,8 +724,10 @@ class ObservingMode(TorchFunctionMode):
         """Return where rows are behind a function of components, or of trailing dimensions."""
         places: dict[int, Layout] = {}
         for tensor, layout in known:
+            if name in NORMALIZATIONS and layout.dim != 0:
+                return Scattered(f"its rows were not first in `{name}`")
             if name in PRODUCTS:
-                if tensor.dim() < 3 or layout.dim >= tensor.dim() - 2:  # noqa: PLR2004
+                if tensor.dim() < 3 or layout.dim >= tensor.dim() - 2:
                     return Scattered(f"`{name}` mixed its dimensions")
             elif name in UNFOLLOWED:
                 return Scattered(f"`{name}` mixed its dimensions")
@@ -700,7 +770,8 @@ class ObservingMode(TorchFunctionMode):
 
 BATCH_NORM_ARGUMENTS = "input running_mean running_var weight bias training momentum eps".split()
 QUESTIONS = frozenset(
-    "equal allclose isclose eq ne lt le gt ge is_same_size result_type can_cast promote_types".split()
+    "equal allclose isclose eq ne lt le gt ge is_same_size result_type can_cast "
+    "promote_types".split()
 )
 """Functions that give no gradient to a parameter."""
 COMPLEX = frozenset("add sub mul matmul einsum mm bmm".split())

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -63,12 +64,20 @@ class Use:
         return {root for weight in self.weights for root in weight.source.roots}
 
     def arrive(
-        self, saved: Sequence[Tensor], gradients: Sequence[Tensor | None]
+        self, saved: Sequence[Tensor], gradients: Sequence[Tensor | None], nodes: Sequence[Any]
     ) -> list[Tensor | None]:
         """Take the gradients of the outputs; return those of the tracked tensors."""
         with torch.no_grad(), torch._C.DisableTorchFunction():
             if all(gradient is None for gradient in gradients):
                 return [None] * len(self.weights)
+            try:
+                # A backward pass into some inputs only may not come for these tensors.
+                if not any(node and torch._C._will_engine_execute_node(node) for node in nodes):
+                    return [None] * len(self.weights)
+            except RuntimeError:
+                # `torch.autograd.grad`, of a loss that need not be the one that is to be agreed on:
+                # it gets its gradients, and nobody votes.
+                return self.observation.totals(self, self.shares_of(saved, gradients))
             shares = self.shares_of(saved, gradients)
             totals = self.observation.receive(self, shares)
             if not self.pending and not torch._C._autograd._get_current_graph_task_keep_graph():
@@ -84,7 +93,7 @@ class Tap(torch.autograd.Function):
     """Changes nothing; in its backward pass, inputs and output gradients of a use meet."""
 
     @staticmethod
-    def forward(  # type: ignore[override]  # noqa: D102
+    def forward(
         ctx: Any, use: Use, saved: tuple[Tensor, ...], count: int, *tensors: Tensor
     ) -> tuple[Tensor, ...]:
         outputs = tensors[:count]
@@ -97,22 +106,16 @@ class Tap(torch.autograd.Function):
         return outputs
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Any, ...]:  # type: ignore[override]  # noqa: D102
-        # A backward pass for some inputs only (an input's own gradient) does not come for weights.
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Any, ...]:
         count = len(gradients)
-        wanted = [
-            node is not None and torch._C._will_engine_execute_node(node)
-            for node, _ in ctx.next_functions[count:]
-        ]
         if torch.is_grad_enabled():
             raise UnsupportedOperationError(
                 f"A gradient of a gradient (`create_graph=True`) goes through `{ctx.use.name}`, "
                 "which consumes a tracked parameter. Compute it outside of the observation, or use "
                 "`agreement.backward(environment_losses)`, which is exact for any graph."
             )
-        if not any(wanted):
-            return (None, None, None, *gradients, *[None] * len(wanted))
-        found = ctx.use.arrive(ctx.saved_tensors, gradients)
+        nodes = [node for node, _ in ctx.next_functions[count:]]
+        found = ctx.use.arrive(ctx.saved_tensors, gradients, nodes)
         return (None, None, None, *gradients, *found)
 
 
@@ -186,7 +189,7 @@ class Observation:
         if len(outputs) > 1:  # autograd refuses to hand on several outputs where one is a view
             outputs = tuple(t.clone() if t._is_view() else t for t in outputs)
         # Nothing is written: operations that remember their own output may go on trusting it.
-        with torch.autograd._unsafe_preserve_version_counter(outputs):
+        with torch.autograd.grad_mode._unsafe_preserve_version_counter(outputs):
             tapped: tuple[Tensor, ...] = Tap.apply(  # type: ignore[no-untyped-call]
                 use, saved, len(outputs), *outputs, *(t for t, _ in weights)
             )
@@ -199,18 +202,18 @@ class Observation:
             self._wake(self)
         use.arrived = True
         if self.dead:
-            return self._totals(use, shares)
+            return self.totals(use, shares)
         totals = self._tally(use, shares)
         if self.watched:
             self._watch(use, totals)
         return totals
 
     def _tally(self, use: Use, shares: list[Shares | None]) -> list[Tensor | None]:
-        kept: bool = torch._C._autograd._get_current_graph_task_keep_graph()  # type: ignore[attr-defined]
+        kept: bool = torch._C._autograd._get_current_graph_task_keep_graph()
         if not kept and not use.pending and self._alone(use):
             return self._tally_alone(use, shares)
         use.pending.append(shares)
-        totals = self._totals(use, shares)
+        totals = self.totals(use, shares)
         if not kept:
             group = self._group(use)
             if all(member.arrived for member in group):
@@ -233,7 +236,8 @@ class Observation:
         self._tallied.clear()
         self._asleep = True
 
-    def _totals(self, use: Use, shares: list[Shares | None]) -> list[Tensor | None]:
+    def totals(self, use: Use, shares: list[Shares | None]) -> list[Tensor | None]:
+        """Return the ordinary gradients of a use's tracked tensors."""
         return [
             share.total().to(weight.dtype) if share is not None and weight.wants_gradient else None
             for weight, share in zip(use.weights, shares, strict=True)
@@ -268,7 +272,7 @@ class Observation:
                 )
                 spans.append((value.storage_offset(), value.storage_offset() + extent))
         spans.sort()
-        return all(a[1] < b[0] for a, b in zip(spans, spans[1:], strict=False))
+        return all(a[1] < b[0] for a, b in pairwise(spans))
 
     def _group(self, use: Use) -> list[Use]:
         """Return the uses that share parameters with this one, directly or not."""

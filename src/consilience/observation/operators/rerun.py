@@ -100,19 +100,13 @@ def rerun(
 
 def _recurrent_layout(call: Call, tensor: Tensor, dim: int) -> Layout:
     """Return the layout of an input whose batch dimension the operation itself fixes."""
-    marked = call.mode.marked_layout(tensor)
-    if marked is not None and marked.dim != dim:
+    layout = call.layout(tensor)
+    if layout.dim != dim:
         raise call.unsupported(
-            f"it takes its batch from dimension {dim}, and the rows are in dimension {marked.dim}"
+            f"it takes its batch from dimension {dim}, and the rows are in dimension {layout.dim} "
+            "(if the model's inputs hold the batch second, say `Agreement(..., batch_dim=1)`)"
         )
-    if marked is not None:
-        return marked
-    if tensor.shape[dim] % call.mode.rows:
-        raise call.unsupported(
-            f"its batch has {tensor.shape[dim]} entries in dimension {dim}, and there are "
-            f"{call.mode.rows} rows"
-        )
-    return Layout(dim)
+    return layout
 
 
 @operator("lstm", "gru", "rnn_tanh", "rnn_relu")
@@ -120,12 +114,12 @@ def recurrent(call: Call, input: Tensor, hx: Any, *args: Any) -> Plan:  # noqa: 
     """Observe a recurrent layer, all its steps, layers and directions at once."""
     if isinstance(hx, Tensor) and not hx.is_floating_point():
         raise call.unsupported("its input is a packed sequence: pad it instead")
-    if len(args) != 7:  # noqa: PLR2004 - weights and six settings
+    if len(args) != 7:
         raise call.unsupported("in this form")
     _, _, _, dropout, train, _, batch_first = args
     if dropout and train:
         raise call.unsupported("dropout between its layers does not repeat: use `dropout=0`")
-    if input.dim() != 3:  # noqa: PLR2004
+    if input.dim() != 3:
         raise call.unsupported("its input has no dimension for rows")
     states = [hx] if isinstance(hx, Tensor) else list(hx)
     if call.weight(input) is not None:
@@ -143,7 +137,7 @@ def cell(call: Call, input: Tensor, hx: Any, *_: Any) -> Plan:  # noqa: A002
     states = [hx] if isinstance(hx, Tensor) else list(hx)
     if call.weight(input) is not None:
         raise call.unsupported("its input comes from a parameter")
-    if input.dim() != 2:  # noqa: PLR2004
+    if input.dim() != 2:
         raise call.unsupported("its input has no dimension for rows")
     layout = _recurrent_layout(call, input, 0)
     partition = call.partition(input, layout)
@@ -155,7 +149,7 @@ def cell(call: Call, input: Tensor, hx: Any, *_: Any) -> Plan:  # noqa: A002
 def rows_first(call: Call, *args: Any, **kwargs: Any) -> Plan:
     """Observe a function that treats the slices of dimension 0 independently."""
     if call.name == "scaled_dot_product_attention" and (
-        kwargs.get("dropout_p", args[4] if len(args) > 4 else 0.0)  # noqa: PLR2004
+        kwargs.get("dropout_p", args[4] if len(args) > 4 else 0.0)
     ):
         raise call.unsupported("its dropout does not repeat: use `dropout_p=0`")
     tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
