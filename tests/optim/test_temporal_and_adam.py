@@ -1,5 +1,6 @@
 import copy
 import io
+import itertools
 import math
 import pickle
 
@@ -17,34 +18,40 @@ from consilience.optim import _temporal_and_adam as module
 KEYS = ("exp_avg", "exp_avg_sq", "sign_avg")
 
 
-class Transcription:
-    """Algorithm 2, line by line, one component at a time, in Python's floats."""
+ULPS = 8 * 2.0**-53
+"""What a step may round, as a share of the terms that it adds up."""
 
-    def __init__(self, theta, lr, betas, threshold, eps, weight_decay, correct, decay, maximize):
-        self.theta = [float(t) for t in theta]
-        self.m, self.v, self.a = ([0.0] * len(theta) for _ in range(3))
-        self.settings = lr, betas, threshold, eps, weight_decay, correct, decay, maximize
-        self.t = 0
-        self.tie = [False] * len(theta)  # rounding decides, here or there, from then on
 
-    def step(self, gradient):
-        lr, (b1, b2, b3), tau, eps, decay_rate, correct, decay, maximize = self.settings
-        self.t += 1
-        c1, c2, c3 = (1 - b**self.t if correct else 1 for b in (b1, b2, b3))
-        for i, given_gradient in enumerate(gradient):
-            g = float(-given_gradient if maximize else given_gradient)
-            if decay == "before":
-                g += decay_rate * self.theta[i]
-            self.m[i] = b1 * self.m[i] + (1 - b1) * g
-            self.v[i] = b2 * self.v[i] + (1 - b2) * (g * g)
-            self.a[i] = b3 * self.a[i] + (1 - b3) * ((g > 0) - (g < 0))
-            b = 1 if abs(self.a[i] / c3) >= tau else 0
-            self.tie[i] |= abs(abs(self.a[i] / c3) - tau) < 1e-9
-            self.theta[i] = self.theta[i] - lr * (self.m[i] / c1 * b) / math.sqrt(
-                self.v[i] / c2 + eps
-            )
-            if decay == "after":
-                self.theta[i] = self.theta[i] - lr * decay_rate * self.theta[i]
+def transcription(state, g, t, lr, betas, tau, eps, decay_rate, *, correct, decay, maximize):
+    """Algorithm 1, line by line, for one component, in Python's floats.
+
+    Returns weight and averages after the step; how far rounding may be off in each; and whether
+    rounding decides what is masked.
+    """
+    theta, m, v, a = state
+    b1, b2, b3 = betas
+    c1, c2, c3 = (1 - b**t if correct else 1 for b in betas)
+    around_g = abs(g)
+    if maximize:
+        g = -g
+    if decay == "before":
+        around_g += abs(decay_rate * theta)
+        g = g + decay_rate * theta
+    around_m = b1 * abs(m) + (1 - b1) * around_g
+    around_v = b2 * v + (1 - b2) * around_g**2
+    around_a = b3 * abs(a) + (1 - b3)
+    m = b1 * m + (1 - b1) * g
+    v = b2 * v + (1 - b2) * (g * g)
+    a = b3 * a + (1 - b3) * ((g > 0) - (g < 0))
+    b = 1 if abs(a / c3) >= tau else 0
+    tie = abs(abs(a / c3) - tau) < 1e-9 or 0 < abs(g) < ULPS * around_g
+    root = math.sqrt(v / c2 + eps)
+    # To first order, with |g| and |m| at most what is around them.
+    around_theta = abs(theta) + lr * around_m / c1 * b / root * (1 + around_v / c2 / root**2)
+    theta = theta - lr * (m / c1 * b) / root
+    if decay == "after":
+        theta = theta - lr * decay_rate * theta
+    return (theta, m, v, a), (around_theta, around_m, around_v, around_a), tie
 
 
 rates = st.sampled_from([0.0, 0.21, 0.5, 0.9]) | st.floats(0, 0.99)
@@ -63,24 +70,27 @@ rates = st.sampled_from([0.0, 0.21, 0.5, 0.9]) | st.floats(0, 0.99)
 def test_every_element_is_that_of_the_algorithm(
     data, betas, threshold, correct, decay, maximize, foreach
 ):
+    """Each step, from wherever the steps before it have led."""
     shapes = data.draw(st.lists(st.sampled_from([(), (1,), (3,), (2, 3), (0,)]), min_size=1))
     sizes = [math.prod(shape) for shape in shapes]
     seed, steps = data.draw(st.integers(0, 2**31)), data.draw(st.integers(1, 12))
     lr, eps, weight_decay = 0.05, data.draw(st.sampled_from([1e-8, 1e-3])), 0.3
     random = np.random.default_rng(seed)
-    theta = random.standard_normal(sum(sizes))
-    parameters = [
-        nn.Parameter(torch.tensor(part).view(shape))
-        for part, shape in zip(np.split(theta, np.cumsum(sizes)[:-1]), shapes, strict=True)
-    ]
-    options = {"bias_correction": correct, "decay": decay, "maximize": maximize}
+    parameters = [nn.Parameter(torch.tensor(random.standard_normal(shape))) for shape in shapes]
+    numbers = (lr, betas, threshold, eps, weight_decay)
     optimizer = TemporalAndAdam(
-        parameters, lr, betas, threshold, eps, weight_decay, foreach=foreach, **options
-    )
-    literal = Transcription(
-        theta, lr, betas, threshold, eps, weight_decay, correct, decay, maximize
-    )
-    for _ in range(steps):
+        parameters, *numbers, bias_correction=correct, decay=decay, maximize=maximize,
+        foreach=foreach,
+    )  # fmt: skip
+
+    def flat(tensors):
+        return torch.cat([tensor.detach().reshape(-1) for tensor in tensors]).tolist()
+
+    def now(key):
+        zeros = [{key: torch.zeros_like(parameter)} for parameter in parameters]
+        return flat((optimizer.state[p] or z)[key] for p, z in zip(parameters, zeros, strict=True))
+
+    for t in range(1, steps + 1):
         # Zeros, repeated signs and wide scales, of which random normal numbers have too few.
         gradient = random.choice([-1.0, 0.0, 1.0], sum(sizes), p=[0.15, 0.15, 0.7])
         gradient *= 10.0 ** random.integers(-6, 3, sum(sizes))
@@ -88,23 +98,20 @@ def test_every_element_is_that_of_the_algorithm(
             parameters, np.split(gradient, np.cumsum(sizes)[:-1]), strict=True
         ):
             parameter.grad = torch.tensor(part).view(parameter.shape)
-        before = [parameter.grad.clone() for parameter in parameters]
+        given_gradients = [parameter.grad.clone() for parameter in parameters]
+        before = list(zip(flat(parameters), *map(now, KEYS), strict=True))
         optimizer.step()
-        literal.step(gradient)
-        assert all(map(torch.equal, before, (parameter.grad for parameter in parameters)))
-    sure = ~torch.tensor(literal.tie, dtype=torch.bool)
-
-    def flat(tensors):
-        return torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
-
-    for key, average in zip(KEYS, (literal.m, literal.v, literal.a), strict=True):
-        found = flat([optimizer.state[parameter][key] for parameter in parameters])
-        expected = torch.tensor(average, dtype=torch.float64)
-        # With decay in the gradient the averages depend on where the weight is.
-        which = sure if decay == "before" else torch.ones_like(sure)
-        assert torch.allclose(found[which], expected[which], rtol=1e-12, atol=1e-15)
-    expected = torch.tensor(literal.theta, dtype=torch.float64)
-    assert torch.allclose(flat(parameters)[sure], expected[sure], rtol=1e-11, atol=1e-13)
+        assert all(map(torch.equal, given_gradients, (p.grad for p in parameters)))
+        after = zip(flat(parameters), *map(now, KEYS), strict=True)
+        for found, state, g in zip(after, before, gradient.tolist(), strict=True):
+            expected, around, tie = transcription(
+                state, g, t, *numbers, correct=correct, decay=decay, maximize=maximize
+            )
+            for i, name in enumerate(("weight", *KEYS)):
+                if not tie or name in KEYS[:2]:
+                    assert abs(found[i] - expected[i]) <= ULPS * around[i], name
+    for key, parameter in itertools.product(KEYS, parameters):
+        assert optimizer.state[parameter][key].shape == parameter.shape
 
 
 def steps_with(optimizer, parameters, number, seed=0):
