@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from consilience.observation.compiled import Slots
 from consilience.observation.environments import EnvironmentLabels, Environments
@@ -16,6 +17,8 @@ from consilience.observation.ledger import Ledger
 from consilience.observation.mode import ObservingMode
 from consilience.observation.oracle import tally_losses
 from consilience.observation.uses import Observation
+from consilience.optim._agreed_step import agreed_step, check_agreed_step
+from consilience.optim._masked_step import Decay, Masked
 from consilience.report import Report
 from consilience.rules import Rule, Tally
 
@@ -116,6 +119,7 @@ class Agreement:
         self._unchecked = set(range(len(named)))
         self._watched: dict[int, tuple[Tensor, set[str]]] = {}
         self._report: Report | None = None
+        self._stepped: set[int] = set()  # parameters that stepped on these votes
         self._slots = Slots(self._parameters, rule.statistics)
         self._observed = 0  # observations since the last apply
 
@@ -278,6 +282,78 @@ class Agreement:
         self._ledger.clear()
         self._report = Report(self.rule, tallies)
         return self._report
+
+    def step(
+        self,
+        optimizer: Optimizer,
+        *,
+        masked: Masked = "gradient",
+        decay: Decay = "before",
+        step: Callable[[], Any] | None = None,
+    ) -> Report:
+        r"""Apply the rule, if that was not done yet, and let an optimizer step.
+
+        A masked gradient does not freeze a weight: momentum, Adam's moments and weight decay
+        still move it. What else to hold back is the choice here:
+
+        ============ ============================== ===================== =====================
+        ``masked``   the optimizer sees             masked weights        their averages
+        ============ ============================== ===================== =====================
+        ``gradient`` what the rule returns          move                  go on, towards 0
+        ``update``   the plain gradient where       stay                  go on
+                     masked, else what the rule
+                     returns
+        ``frozen``   what the rule returns          stay                  stay
+        ============ ============================== ===================== =====================
+
+        ``masked="gradient"`` with ``decay="before"`` is ``agreement.apply()`` and
+        ``optimizer.step()``. For times and memory, and what else to know, see
+        :func:`~consilience.optim.masked_step`.
+
+        Args:
+            optimizer: Any optimizer of these parameters, or of some of them.
+            masked: What a mask holds back.
+            decay: When the optimizer's ``weight_decay`` happens: ``"before"``, as part of its
+                step; ``"after"``, as a second update of all weights; ``"none"``.
+            step: What to call in place of ``optimizer.step``:
+                ``lambda: scaler.step(optimizer)`` with a ``GradScaler``.
+
+        Returns:
+            What the environments agreed about.
+
+        Example:
+            >>> import torch
+            >>> from consilience import Agreement, AndMask
+            >>> weight = torch.ones(2, requires_grad=True)
+            >>> agreement = Agreement([weight], AndMask(threshold=1.0))
+            >>> optimizer = torch.optim.SGD([weight], lr=0.25, weight_decay=1.0)
+            >>> agreement.backward([weight.sum(), weight[0] - weight[1]])
+            >>> agreement.step(optimizer, masked="frozen").kept
+            0.5
+            >>> weight.tolist()
+            [0.5, 1.0]
+        """
+        check_agreed_step(optimizer, self._parameters, self.rule, masked, decay)
+        ours = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        if ours & self._stepped:
+            raise ObservationError(
+                "These votes were stepped on before. Observe the next batch (the forward pass "
+                "inside of `with agreement.observe(env):`) before the next `agreement.step`."
+            )
+        fresh = self._report is None
+        report = self.apply() if self._report is None else self._report
+        tallies = report._tallies or {}
+        agreed_step(
+            optimizer,
+            self.rule,
+            {p: tallies[name] for name, p in self.named_parameters() if name in tallies},
+            masked=masked,
+            decay=decay,
+            step=step,
+            fresh=fresh,
+        )
+        self._stepped |= ours
+        return report
 
     def clear(self) -> None:
         """Forget all votes that were not applied. Gradients are left alone."""
@@ -451,6 +527,7 @@ class Agreement:
         if self._report is not None:
             self._report._expire()
             self._report = None
+        self._stepped.clear()
 
     def __repr__(self) -> str:
         count, size = len(self._parameters), sum(p.numel() for p in self._parameters)

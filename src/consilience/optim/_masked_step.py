@@ -90,7 +90,7 @@ def masked_step(
         >>> weight.tolist()  # momentum alone would have moved the second to 0.05 as well
         [-0.44999998807907104, 0.5]
     """
-    _check(optimizer, keep, masked, decay)
+    check_step(optimizer, keep, masked, decay)
     changes = _Changes(optimizer, keep, masked, decay)
     hooks = (
         optimizer.register_step_pre_hook(changes.before),
@@ -227,9 +227,10 @@ def refuse_unmaskable(optimizer: Optimizer) -> None:
         )
 
 
-def _check(
+def check_step(
     optimizer: Optimizer, keep: Mapping[Tensor, Tensor | None], masked: Masked, decay: Decay
 ) -> None:
+    """Raise if an optimizer cannot take a masked step."""
     refuse_unmaskable(optimizer)
     check_choices("masked", masked, decay)
     if masked == "frozen" and isinstance(optimizer, Adafactor):

@@ -27,7 +27,7 @@ class Rule(ABC):
     def keep(self, tally: Tally) -> Tensor | None:
         """Return the weight in [0, 1] that each component keeps; None where all is kept.
 
-        Only reports read this.
+        Reports read this, and steps that hold masked weights back.
         """
         del tally
         return None
