@@ -172,6 +172,8 @@ def _run_synthetic(rest: list[str]) -> None:
     settings.check_methods(asked.method, asked.settings, base)
     if asked.seeds < 1:
         raise LabError(f"`--seeds` should be 1 or more. Found {asked.seeds}.")
+    if asked.first_seed < 0:
+        raise LabError(f"`--first-seed` should be 0 or more. Found {asked.first_seed}.")
     # Seed by seed, so that methods take turns: a fair comparison of their cost, and an early look.
     todo = [
         jobs.make_job(asked.runs, _label(asked, method), method, asked.settings, seed)
@@ -192,6 +194,8 @@ def _search_synthetic(rest: list[str]) -> None:
     from consilience.lab.search import trials  # noqa: PLC0415
 
     asked = tyro.cli(SearchSynthetic, args=rest, prog="consilience search synthetic")
+    if asked.seed < 0:
+        raise LabError(f"`--seed` should be 0 or more. Found {asked.seed}.")
     base = settings.preset(asked.preset)
     drawn = trials(asked.method, base, asked.trials, asked.seed, epochs=asked.epochs)
     prefix = "search" if asked.preset == "paper" else f"search {asked.preset}"

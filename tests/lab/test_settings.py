@@ -42,6 +42,10 @@ def test_presets_agree_with_those_of_the_data(name):
         ({"environments_per_batch": 40}, "more than there are"),
         ({"rows_per_environment": 100}, "Too few rows for the batch asked for"),
         ({"environments": 4000}, "leaves no epoch"),
+        ({"learning_rate": float("nan")}, "--learning-rate"),
+        ({"shortcut_scale": float("inf")}, "--shortcut-scale"),
+        ({"max_rescale": 0.5}, "`--max-rescale` should be 1 or more, or 0 for no limit"),
+        ({"max_rescale": 5.0, "rescale": "none"}, "leaves none to limit"),
     ],
 )
 def test_wrong_settings_are_named(change, words):

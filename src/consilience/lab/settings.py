@@ -5,6 +5,7 @@ Imports neither torch nor anything that does: the command line's help reads it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Literal
@@ -47,7 +48,7 @@ class Settings:
         test_rows: Rows of test data.
         hidden_units: Width of the network (of each of its three parts, for DANN).
         hidden_layers: Hidden layers of the network (DANN's three parts have one each).
-        outputs: Outputs of the network: 1, a single logit, or 2.
+        outputs: Outputs of the network: 2, or 1, a single logit.
         batch_norm: Normalise each hidden layer over the batch.
         dropout: Share of hidden units dropped in training.
         epochs: Epochs of training; 0 for 3000 / environments, rounded down.
@@ -78,7 +79,7 @@ class Settings:
     test_rows: int = 2000
     hidden_units: int = 256
     hidden_layers: int = 3
-    outputs: Literal[1, 2] = 1
+    outputs: Literal[1, 2] = 2
     batch_norm: bool = False
     dropout: float = 0.0
     epochs: int = 0
@@ -101,7 +102,7 @@ class Settings:
     def resolve(self) -> Settings:
         """Return the settings with 0 replaced by what it stands for, once they are checked."""
         for name, least in _AT_LEAST.items():
-            if getattr(self, name) < least:
+            if not least <= getattr(self, name) < math.inf:  # NaN is refused, too
                 raise LabError(
                     f"`--{name.replace('_', '-')}` should be {least} or more. "
                     f"Found {getattr(self, name)}."
@@ -111,6 +112,15 @@ class Settings:
                 raise LabError(f"`--{name}` should lie in [0, 1]. Found {getattr(self, name)}.")
         if any(not 0 < drop < 1 for drop in self.drops):
             raise LabError(f"`--drops` should lie between 0 and 1. Found {self.drops}.")
+        if self.max_rescale and self.rescale == "none":
+            raise LabError(
+                "`--max-rescale` limits a rescaling, and `--rescale none` leaves none to limit. "
+                "Leave one of them out."
+            )
+        if 0 < self.max_rescale < 1:
+            raise LabError(
+                f"`--max-rescale` should be 1 or more, or 0 for no limit. Found {self.max_rescale}."
+            )
         per_batch = self.environments_per_batch or self.environments
         if per_batch > self.environments:
             raise LabError(
@@ -167,6 +177,7 @@ PRESETS: Mapping[str, Settings] = {
         rows_per_environment=1024,
         revolutions=3.0,
         spiral_scale=0.0,
+        outputs=1,
         epochs=150,
         batch_size=256,
         drops=(0.75,),
