@@ -121,7 +121,6 @@ class Agreement:
         self._report: Report | None = None
         self._stepped: set[int] = set()  # parameters that stepped on these votes
         self._slots = Slots(self._parameters, rule.statistics)
-        self._observed = 0  # observations since the last apply
 
     # Observing
 
@@ -168,7 +167,6 @@ class Agreement:
         )
         self._mode = mode
         self._observations.append(observation)
-        self._observed += 1
         try:
             with mode:
                 yield
@@ -263,8 +261,7 @@ class Agreement:
                 "first, and run the backward pass."
             )
         self._gather(finish=True)
-        self._slots.collect(self._ledger, self._names, self._observed)
-        self._observed = 0
+        self._slots.collect(self._ledger, self._names)
         self._check_voted()
         self._check_conserved()
         tallies: dict[str, Tally] = {}

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from consilience import Agreement, AndMask, Mean, Tally
@@ -619,7 +620,7 @@ def compiled_models() -> dict[str, Any]:
     def scaled() -> nn.Module:
         torch.manual_seed(0)
         return Net(
-            lambda m, x: m.a(x + m.p) * m.t.exp() + m.a(x).relu(),
+            lambda m, x: m.a(x + m.p) * m.t + m.a(x).relu(),
             a=nn.Linear(3, 2),
             p=torch.randn(3),
             t=torch.randn(()),
@@ -651,6 +652,37 @@ def compiled_step(build: Any, backend: str, x: Tensor, env: Any) -> list[str]:
 def test_compiled(name: str, backend: str) -> None:
     x = torch.randint(6, (5, 3)) if name == "tied" else X
     assert compiled_step(compiled_models()[name], backend, x, ENV) == []
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_compiled_with_rows_as_environments() -> None:
+    assert compiled_step(network, "eager", X, None) == []
+
+
+NOT_TRACED = {
+    "derived": lambda m, x: m.a(x) * m.p.exp(),
+    "transposed": lambda m, x: m.a(x.repeat_interleave(5, 1).reshape(5, 5, 3).transpose(0, 1)),
+    "flipped": lambda m, x: m.a(x.flip(0)),
+    "rolled": lambda m, x: m.a(torch.roll(x, 1, 0)),
+    "picked": lambda m, x: m.a(x[m.order]),
+    "joined": lambda m, x: m.a(torch.cat([x, -x])),
+    "repeated": lambda m, x: m.a(x.repeat(2, 1)),
+    "mixed": lambda m, x: m.b(torch.einsum("ij,kj->ki", x, m.square)),
+    "normalized": lambda m, x: m.a(F.batch_norm(x, None, None, training=True)),
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", NOT_TRACED)
+def test_what_cannot_be_followed_while_compiled_is_not_silent(name: str) -> None:
+    torch.compiler.reset()
+    net = Net(NOT_TRACED[name], a=nn.Linear(3, 3), b=nn.Linear(5, 2), p=torch.randn(3))
+    net.register_buffer("order", torch.tensor([1, 0, 2, 4, 3]))
+    net.register_buffer("square", torch.randn(5, 3))
+    compiled = torch.compile(net.double(), backend="eager", fullgraph=True)
+    agreement = Agreement(net, AndMask(0.5))
+    with pytest.raises(Exception, match=r"cannot be|couples rows"), agreement.observe(ENV):
+        compiled(X)
 
 
 @pytest.mark.slow

@@ -267,7 +267,8 @@ def check(
         _close(f"{name}: p.grad", found.gradients[name], grad, tolerance, problems)
     for number, (mine, theirs) in enumerate(zip(found.inputs, inputs, strict=True)):
         if mine is not None and theirs is not None:
-            tolerance = GRADIENT * float(theirs.abs().max())
+            # A gradient that is nothing but rounding error (attention to one key) has no digits.
+            tolerance = GRADIENT * float(theirs.abs().max()) + NOISE * truth.scale
             _close(f"input {number}: gradient", mine, theirs, tolerance, problems)
     assert not problems, "\n".join(["The agreement differs from the oracle:", *problems])
     return found

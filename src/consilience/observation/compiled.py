@@ -5,20 +5,31 @@ parameter there are *slots*: leaves of its shape that hold no memory. An operati
 parameter is followed by an opaque operator, which changes nothing in the forward pass, and in the
 backward pass returns the ordinary gradient for the parameter and the statistics over environments
 as the gradients of its slots.
+
+The opaque operators run as they are, whatever compiles the rest, so they can count how often a
+parameter is used: where it is more than once, shares wait for each other as they do elsewhere.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import count as counter
 from typing import TYPE_CHECKING, Any
+from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from consilience.observation.environments import Partition
-from consilience.observation.errors import UnknownRowsError, UnsupportedOperationError
-from consilience.observation.ledger import Ledger
+from consilience.observation.errors import (
+    CoupledRowsError,
+    ObservationError,
+    UnknownRowsError,
+    UnsupportedOperationError,
+)
+from consilience.observation.ledger import Count, Ledger
 from consilience.observation.operators.convolution import weight_gradient
 from consilience.observation.operators.sums import sum_shares
 from consilience.observation.shares import (
@@ -34,39 +45,105 @@ if TYPE_CHECKING:
     from consilience.observation.mode import ObservingMode
 
 
+@dataclass(eq=False)
+class Uses:
+    """The uses of one parameter in one observation, and their shares that wait for the others."""
+
+    parameter: int
+    count: int = 0
+    waiting: dict[int, list[Shares]] = field(default_factory=dict)
+    tallied: bool = False
+
+    def tally(self, count: Count, statistics: frozenset[Statistic]) -> None:
+        """Sum an environment's shares over all uses, before taking signs."""
+        shares = [share for found in self.waiting.values() for share in found]
+        environments = shares[0].partition.count
+        for e in range(environments):
+            block = shares[0].block(e, e + 1).clone()
+            for share in shares[1:]:
+                block += share.block(e, e + 1)
+            count.add_shares(block, statistics)
+        count.voters += environments
+        self.waiting, self.tallied = {}, True
+
+
 class Slots:
     """The slots of some parameters, and what came back through them."""
 
     def __init__(self, parameters: Sequence[Tensor], statistics: frozenset[Statistic]):
+        self.statistics = statistics
         self.names = [statistic.value for statistic in statistics]
         self.slots = [
-            [_slot(p, (2,)), *(_slot(p, p.shape) for _ in statistics)] for p in parameters
+            [_slot(p, (1,)), *(_slot(p, p.shape) for _ in statistics)] for p in parameters
         ]
+        self.owner = str(next(_NUMBERS))
+        _OWNERS[self.owner] = self
+        self._current: dict[int, Uses] = {}
+        self._uses: dict[int, Uses] = {}
 
-    def collect(self, into: Ledger, names: Sequence[str], observations: int) -> None:
+    def open(self) -> None:
+        """Begin an observation."""
+        self._current = {}
+
+    def enter(self, parameter: int) -> int:
+        """Count a use; return its number."""
+        uses = self._current.setdefault(parameter, Uses(parameter))
+        if uses.tallied:
+            raise ObservationError(
+                "A parameter of a compiled model was consumed after a backward pass through an "
+                "earlier use of it, in the same observation. Signs do not add over uses: run all "
+                "forward passes first, or open an observation of its own for each backward pass "
+                "(with environments of its own)."
+            )
+        uses.count += 1
+        number = next(_NUMBERS)
+        self._uses[number] = uses
+        return number
+
+    def arrive(self, number: int, shares: Shares) -> Uses:
+        """Take the shares of a use; return it, and those that belong to it."""
+        uses = self._uses.get(number)
+        if uses is None:
+            raise ObservationError(
+                "A backward pass came through a compiled model whose votes were applied or cleared "
+                "already. Observe a forward pass for each `agreement.apply()`."
+            )
+        uses.waiting.setdefault(number, []).append(shares)
+        return uses
+
+    def collect(self, into: Ledger, names: Sequence[str]) -> None:
         """Move what came back into a ledger."""
         for i, slots in enumerate(self.slots):
-            head = slots[0].grad
-            if head is None:
+            waiting = {id(u): u for u in self._uses.values() if u.parameter == i and u.waiting}
+            if slots[0].grad is None and not waiting:
                 continue
-            uses, voters = (int(value) for value in head.tolist())
-            if uses > observations or i in into:
+            if i in into:
                 raise UnsupportedOperationError(
-                    f"Parameter `{names[i]}` was consumed more than once in one observation of a "
-                    "compiled model. Signs do not add over uses: observe the model uncompiled."
+                    f"Parameter `{names[i]}` was consumed by a compiled part of the model and by "
+                    "one that is not. Signs do not add over uses: observe the model uncompiled, or "
+                    "compile all of it."
                 )
             count = into[i]
-            count.voters += voters
-            for name, slot in zip(self.names, slots[1:], strict=True):
-                assert slot.grad is not None  # noqa: S101 - all slots get theirs together
-                count.add(Statistic(name), slot.grad)
+            if slots[0].grad is not None:
+                count.voters += int(slots[0].grad)
+                for name, slot in zip(self.names, slots[1:], strict=True):
+                    assert slot.grad is not None  # noqa: S101 - all slots get theirs together
+                    count.add(Statistic(name), slot.grad)
+            for uses in waiting.values():
+                uses.tally(count, self.statistics)
         self.clear()
 
     def clear(self) -> None:
         """Forget what came back."""
+        self._current, self._uses = {}, {}
         for slots in self.slots:
             for slot in slots:
                 slot.grad = None
+
+
+_NUMBERS = counter(1)
+_OWNERS: WeakValueDictionary[str, Slots] = WeakValueDictionary()
+"""By a name that can stand in a graph."""
 
 
 def _slot(parameter: Tensor, shape: Sequence[int]) -> Tensor:
@@ -85,15 +162,17 @@ def tap(
     kind: str,
     settings: list[int],
     statistics: str,
-) -> Tensor:
-    """Hand on the output of an operation that consumed a parameter."""
+    owner: str,
+    parameter: int,
+) -> tuple[Tensor, Tensor]:
+    """Hand on the output of an operation that consumed a parameter; return the use's number."""
     del data, weight, slots, codes, kind, settings, statistics
-    return out.clone()
+    return out.clone(), torch.tensor(_OWNERS[owner].enter(parameter))
 
 
 @tap.register_fake
-def _(out: Tensor, *_: Any) -> Tensor:
-    return torch.empty_like(out)
+def _(out: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
+    return torch.empty_like(out), torch.empty((), dtype=torch.long)
 
 
 @torch.library.custom_op("consilience::shares", mutates_args=())
@@ -102,29 +181,44 @@ def shares(
     data: Tensor,
     weight: Tensor,
     codes: Tensor,
+    number: Tensor,
     kind: str,
     settings: list[int],
     statistics: str,
+    owner: str,
 ) -> list[Tensor]:
-    """Return the gradient of a parameter, its uses and voters, and its statistics."""
-    count = int(codes.max()) + 1
+    """Return the gradient of a parameter, its voters, and its statistics.
+
+    Zero voters and statistics, where another use of the parameter is still to come.
+    """
     at = gradient if kind == "sum" else data
-    partition = _partition(at, codes, count, kind)
+    partition = _partition(at, codes, int(codes.max()) + 1, kind)
     found = _shares(gradient, data, weight, partition, kind, settings)
+    wanted = frozenset(Statistic(name) for name in statistics.split(",") if name)
+    slots = _OWNERS.get(owner)
+    if slots is None:
+        raise ObservationError("The agreement that observed a compiled model is gone.")
+    uses = slots.arrive(int(number), found)
+    kept = torch._C._autograd._get_current_graph_task_keep_graph()
+    count = Count()
+    if kept or len(uses.waiting) < uses.count:
+        total = found.total()
+    elif sum(map(len, uses.waiting.values())) == 1:
+        total = found.tally(wanted, count.add)
+        count.voters = partition.count
+        uses.waiting, uses.tallied = {}, True
+    else:
+        total = found.total()
+        uses.tally(count, wanted)
     dtype = torch.float64 if weight.dtype == torch.float64 else torch.float32
-    amounts: dict[Statistic, Tensor] = {}
-
-    def sink(statistic: Statistic, amount: Tensor) -> None:
-        if statistic in amounts:
-            amounts[statistic].add_(amount)
-        else:
-            amounts[statistic] = amount.to(dtype, copy=True)
-
-    names = statistics.split(",") if statistics else []
-    total = found.tally(frozenset(Statistic(name) for name in names), sink)
-    head = torch.tensor([1.0, float(count)], dtype=dtype, device=weight.device)
-    total = total.to(weight.dtype, copy=True).reshape(weight.shape)
-    return [total, head, *(amounts[Statistic(name)] for name in names)]
+    zero = torch.zeros(weight.shape, dtype=dtype, device=weight.device)
+    amounts = [
+        count.statistics.get(Statistic(name), zero).to(dtype, copy=True)
+        for name in statistics.split(",")
+        if name
+    ]
+    voters = torch.tensor([float(count.voters)], dtype=dtype, device=weight.device)
+    return [total.to(weight.dtype, copy=True).reshape(weight.shape), voters, *amounts]
 
 
 @shares.register_fake
@@ -133,30 +227,32 @@ def _(
     data: Tensor,
     weight: Tensor,
     codes: Tensor,
+    number: Tensor,
     kind: str,
     settings: list[int],
     statistics: str,
+    owner: str,
 ) -> list[Tensor]:
-    del gradient, data, codes, kind, settings
+    del gradient, data, codes, number, kind, settings, owner
     dtype = torch.float64 if weight.dtype == torch.float64 else torch.float32
     count = len(statistics.split(",")) if statistics else 0
     wide = [torch.empty(weight.shape, dtype=dtype, device=weight.device) for _ in range(count)]
-    head = torch.empty(2, dtype=dtype, device=weight.device)
-    return [torch.empty(weight.shape, dtype=weight.dtype, device=weight.device), head, *wide]
+    voters = torch.empty(1, dtype=dtype, device=weight.device)
+    return [torch.empty(weight.shape, dtype=weight.dtype, device=weight.device), voters, *wide]
 
 
-def _remember(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    del output
-    _, data, weight, slots, codes, kind, settings, statistics = inputs
-    ctx.save_for_backward(data, weight, codes)
-    ctx.rest = (kind, settings, statistics)
+def _remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    _, data, weight, slots, codes, kind, settings, statistics, owner, _ = inputs
+    ctx.save_for_backward(data, weight, codes, output[1])
+    ctx.mark_non_differentiable(output[1])
+    ctx.rest = (kind, settings, statistics, owner)
     ctx.count = len(slots)
 
 
-def _backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
-    data, weight, codes = ctx.saved_tensors
-    total, *counted = shares(gradient.contiguous(), data, weight, codes, *ctx.rest)
-    return gradient, None, total, counted, None, None, None, None
+def _backward(ctx: Any, gradient: Tensor, _: Any) -> tuple[Any, ...]:
+    data, weight, codes, number = ctx.saved_tensors
+    total, *counted = shares(gradient.contiguous(), data, weight, codes, number, *ctx.rest)
+    return gradient, None, total, counted, None, None, None, None, None, None
 
 
 tap.register_autograd(_backward, setup_context=_remember)
@@ -222,9 +318,22 @@ def trace(
         x, dim, sizes = args
         dim %= x.dim()
         return x.reshape(*x.shape[:dim], *sizes, *x.shape[dim + 1 :])
+    if not torch.is_grad_enabled():
+        return func(*args, **kwargs)
+    if mode.batch_dim:
+        raise UnsupportedOperationError(
+            "A model whose inputs hold the batch second cannot be observed while it is compiled: "
+            "observe it uncompiled, or let it take its batch first."
+        )
+    if func in (F.batch_norm, torch.batch_norm) and mode.batchnorm != "joint":
+        _check_batch_norm(*args, **kwargs)
+    if mode.codes is None:
+        _count_rows(mode, args)
     tracked = [a for a in (*args, *kwargs.values()) if mode.slots_of(a) is not None]
     if not tracked:
-        return func(*args, **kwargs)
+        out = func(*args, **kwargs)
+        _refuse_moves(mode, func, args, kwargs, out)
+        return out
     if func is F.linear:
         return _linear(mode, *args, **kwargs)
     if func is F.layer_norm:
@@ -244,6 +353,110 @@ def trace(
     )
 
 
+def _count_rows(mode: ObservingMode, args: tuple[Any, ...]) -> None:
+    """Without labels, every row of the first tensor of data is an environment."""
+    for a in args:
+        if isinstance(a, Tensor) and a.dim() and mode.slots_of(a) is None:
+            if any(a is constant for constant in mode.constants):
+                continue
+            mode.codes = torch.arange(a.shape[0])
+            return
+
+
+def _check_batch_norm(
+    input: Tensor,  # noqa: A002
+    running_mean: Any = None,
+    running_var: Any = None,
+    weight: Any = None,
+    bias: Any = None,
+    training: bool = False,
+    *_: Any,
+    **__: Any,
+) -> None:
+    del input, running_var, weight, bias
+    if training or running_mean is None:
+        raise CoupledRowsError(
+            "Batch normalization in training mode couples rows: a row has no gradient of its own. "
+            "Observe the model uncompiled, where there are three ways out; or use "
+            "`agreement.backward(environment_losses)`, which is exact for the model as it is."
+        )
+
+
+SWAPS = frozenset(
+    "transpose swapaxes swapdims permute movedim moveaxis t T mT H mH adjoint".split()
+)
+ALONG = frozenset(
+    "flip roll sort argsort topk gather take_along_dim index_select cat concat concatenate stack "
+    "chunk split tensor_split unbind repeat_interleave".split()
+)
+ALWAYS = frozenset("flipud rot90 tile".split())
+
+
+def _refuse_moves(
+    mode: ObservingMode, func: Callable[..., Any], args: Any, kwargs: Any, out: Any
+) -> None:
+    """Raise where rows leave their place: while a graph is traced, they cannot be followed."""
+    if mode.codes is None or not args or getattr(func, "__name__", "") == "":
+        return
+    name = func.__name__
+    if name == "einsum":
+        moved, first = _mixes(args), args[1]
+    else:
+        first = args[0][0] if isinstance(args[0], (list, tuple)) and args[0] else args[0]
+        moved = False
+    if not isinstance(first, Tensor) or first.dim() == 0 or any(first is c for c in mode.constants):
+        return
+    if first.shape[0] == 0 or first.shape[0] % mode.codes.shape[0]:
+        return
+    numbers = _numbers(args[1:]) + _numbers(list(kwargs.values()))
+    numbers = [number % first.dim() for number in numbers]
+    if name in SWAPS and first.dim() > 1:
+        if name == "permute":
+            moved = numbers[0] != 0
+        elif name in ("mT", "mH", "adjoint"):
+            moved = first.dim() == 2
+        else:
+            moved = not numbers or 0 in numbers
+    elif name in ALONG:
+        along = _numbers([kwargs[k] for k in ("dim", "dims", "axis") if k in kwargs])
+        if not along and name in ("sort", "argsort", "topk"):
+            along = _numbers(args[2:3] if name == "topk" else args[1:2]) or [-1]
+        elif not along and name in ("roll", "repeat_interleave", "split", "chunk", "tensor_split"):
+            along = _numbers(args[2:3]) or [0]
+        elif not along:
+            along = _numbers(args[1:2]) or [0]
+        moved = any(dim % first.dim() == 0 for dim in along)
+    elif name in ALWAYS:
+        moved = True
+    elif name == "repeat":
+        moved = len(numbers) > first.dim() or _numbers(args[1:])[0] != 1
+    elif name == "__getitem__":
+        part = args[1][0] if isinstance(args[1], tuple) and args[1] else args[1]
+        moved = isinstance(part, (Tensor, list)) or (
+            isinstance(part, slice) and out.shape[0] != first.shape[0]
+        )
+    if moved:
+        raise UnknownRowsError(
+            f"`{name}` moves the rows of a tensor of shape {list(first.shape)} in a model that is "
+            "compiled, where they cannot be followed. Observe the model uncompiled, or compile "
+            "parts of it."
+        )
+
+
+def _numbers(values: Sequence[Any]) -> list[int]:
+    """Return the integers among arguments, and in tuples of them."""
+    items: list[Any] = []
+    for value in values:
+        items += value if isinstance(value, (list, tuple)) else [value]
+    return [item for item in items if isinstance(item, int) and not isinstance(item, bool)]
+
+
+def _mixes(args: Sequence[Any]) -> bool:
+    """Whether the result of an einsum does not begin with what all its operands begin with."""
+    left, _, right = args[0].replace(" ", "").partition("->")
+    return any(term[:1] != right[:1] for term in left.split(","))
+
+
 def _tapped(
     mode: ObservingMode, out: Tensor, weight: Any, data: Tensor, kind: str, settings: list[int]
 ) -> Tensor:
@@ -251,8 +464,17 @@ def _tapped(
     if slots is None or not weight.requires_grad:
         return out
     found: Tensor = tap(
-        out, data.detach(), weight, slots, mode.codes, kind, settings, mode.statistic_names
-    )
+        out,
+        data.detach(),
+        weight,
+        slots,
+        mode.codes,
+        kind,
+        settings,
+        mode.statistic_names,
+        mode.owner,
+        mode.index_of(weight),
+    )[0]
     return found
 
 

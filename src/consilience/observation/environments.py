@@ -200,7 +200,13 @@ class Environments:
         if rows == 0:
             raise ValueError("The batch should have one row or more. Found an empty batch.")
         if rows == 1 and not allow_single:
-            raise single_environment_error("env")
+            raise ValueError(
+                "Parameter `env` should be given where the first tensor that the model consumes "
+                "has a single row. Found `env = None` and one row: with a single environment there "
+                "is nothing to agree about. If that tensor is no data but a constant, register it "
+                "as a buffer; if one row is meant, allow it with "
+                "`Agreement(..., allow_single=True)`."
+            )
         self._rows = rows
 
     @property

@@ -133,7 +133,9 @@ class ObservingMode(TorchFunctionMode):
         slots: Slots,
     ):
         super().__init__()
+        slots.open()
         self.slots = slots.slots
+        self.owner = slots.owner
         self.parameters = observation.parameters
         self.statistic_names = ",".join(slots.names)
         self.codes = observation.environments.given_codes
@@ -144,7 +146,8 @@ class ObservingMode(TorchFunctionMode):
         self._sources: dict[int, Source] = {
             id(parameter): Source((i,)) for i, parameter in enumerate(observation.parameters)
         }
-        self._constants = {id(tensor) for tensor in constants}
+        self.constants = list(constants)
+        self._constants = {id(tensor) for tensor in self.constants}
         self._moved = batch_dim != 0  # whether any tensor has its rows elsewhere
 
     # While a graph is traced
@@ -155,6 +158,10 @@ class ObservingMode(TorchFunctionMode):
             if parameter is tensor:
                 return slots
         return None
+
+    def index_of(self, parameter: Tensor) -> int:
+        """Return which of the tracked parameters this is."""
+        return next(i for i, found in enumerate(self.parameters) if found is parameter)
 
     # What is known of a tensor
 
