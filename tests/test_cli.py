@@ -10,6 +10,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
+from rich.console import Console
 
 from consilience import cli
 from consilience.lab import jobs, runs
@@ -71,13 +72,15 @@ def test_help_shows_the_defaults_of_the_preset(name, capsys):
         assert re.search(rf"{flag} [^()]*(\([^d][^()]*\)[^()]*)*\(default: {value}\)", text), flag
 
 
-def test_runs_list_and_leaves_finished_runs_alone(tmp_path, capsys):
+def test_runs_list_and_leaves_finished_runs_alone(tmp_path, capsys, monkeypatch):
     words = ["run", "synthetic", *TINY, "--method", "erm", "and-mask", "--seeds", "2"]
     words += ["--runs", str(tmp_path), "--workers", "1"]
+    monkeypatch.setattr(cli, "console", Console(width=120))
     cli.main(words)
     said = capsys.readouterr().out
     for label in ("tiny erm", "tiny and-mask"):
         assert label in said
+    assert f"Next: consilience report {tmp_path}\n" in said
     found = runs.find_runs(tmp_path)
     assert [(run.label, run.seed) for run in found] == [
         ("tiny and-mask", 0),
@@ -94,6 +97,11 @@ def test_runs_list_and_leaves_finished_runs_alone(tmp_path, capsys):
     assert {p: p.stat().st_mtime_ns for p in tmp_path.rglob("*")} == before
     cli.main(["list", str(tmp_path)])
     assert "3/3" in capsys.readouterr().out
+    monkeypatch.setattr(cli, "console", Console(width=80))
+    cli.main(["list", str(tmp_path)])
+    said = capsys.readouterr().out
+    for column in ("state", "epoch", "seeds", "lowest", "seconds"):
+        assert column in said  # eighty columns are enough for all
     cli.main(["list", str(tmp_path), "--markdown"])
     rows = [line.split(" | ") for line in capsys.readouterr().out.splitlines()]
     assert [row[:2] for row in rows[2:]] == [["| tiny and-mask", "2"], ["| tiny erm", "2"]]
@@ -186,6 +194,11 @@ def test_search_draws_runs_and_ranks(tmp_path, capsys, monkeypatch):
         (["run", "synthetic", "--environments", "0"], "`--environments` should be 1 or more"),
         (["run", "synthetic", "--batch-size", "2000"], "Too few rows for the batch asked for"),
         (["run", "synthetic", "--seeds", "0"], "`--seeds` should be 1 or more"),
+        (["run", "synthetic", "--first-seed", "-3"], "`--first-seed` should be 0 or more"),
+        (
+            ["search", "synthetic", "--method", "irm", "--seed", "-3"],
+            "`--seed` should be 0 or more",
+        ),
         (["run", "synthetic", "--workers", "-1"], "`--workers` should be 0 or more"),
         (["run", "synthetic", "--learning-rat", "1"], "--learning-rate"),
         (["run", "synthetic", "--method", "erm", "--threshold", "0.5"], "does nothing for erm"),

@@ -236,7 +236,7 @@ def _run(todo: list[jobs.Job], command: str, *, workers: int, dry_run: bool, fol
         troubles = jobs.run_all(todo, workers, on_epoch=progress.epoch, on_end=progress.end)
     finished = [runs.open_run(job.directory) for job in todo]
     console.print(results_table(finished))
-    console.print(Text(f"Next: consilience report {shlex.quote(str(folder))}"))
+    console.print(Text(f"Next: consilience report {shlex.quote(str(folder))}"), soft_wrap=True)
     if troubles:
         raise LabError("\n".join(str(trouble) for trouble in troubles))
 
@@ -269,6 +269,7 @@ def _list(rest: list[str]) -> None:
         return
     console.print(runs_table(found))
     if any(run.done for run in found):
+        console.print()
         console.print(results_table(found))
 
 

@@ -95,9 +95,10 @@ class Progress:
                 percent(entry["kept"]),
                 clock(left),
             )
+        starting = not self.last and self.finished < self.total
         table.caption = (
             f"{self.finished} of {self.total} runs finished, "
-            f"{clock(time.perf_counter() - self.start)} so far"
+            f"{clock(time.perf_counter() - self.start)} so far{', starting' if starting else ''}"
         )
         return table
 
@@ -119,7 +120,7 @@ def results(found: Iterable[Run]) -> dict[str, list[str]]:
         test = [100 * entry["test_accuracy"] for entry in last]
         rows[label] = [
             str(len(group)),
-            spread([float(summary["epochs"]) for summary, _ in group], 0),
+            _range([int(summary["epochs"]) for summary, _ in group]),
             spread([100 * entry["train_accuracy"] for entry in last]),
             spread(test),
             f"{min(test):.1f}",
@@ -130,8 +131,8 @@ def results(found: Iterable[Run]) -> dict[str, list[str]]:
 
 
 def results_table(found: Iterable[Run]) -> Table:
-    """Return the results of finished runs for the terminal."""
-    table = Table(box=box.SIMPLE_HEAD)
+    """Return the results of finished runs for the terminal; eighty columns are enough."""
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, collapse_padding=True)
     _columns(table, left=("method",), right=RESULTS)
     for label, cells in results(found).items():
         table.add_row(Text(label), *cells)
@@ -146,13 +147,13 @@ def results_markdown(found: Iterable[Run]) -> str:
 
 
 def runs_table(found: Iterable[Run]) -> Table:
-    """Return how far each run is."""
-    table = Table(box=box.SIMPLE_HEAD)
+    """Return how far each run is; `stopped` is before its last epoch, and its mark says why."""
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, collapse_padding=True)
     _columns(table, left=("run", "state"), right=("epoch", "train %", "test %", "kept %"))
     for run in found:
         metrics, summary = run.metrics(), run.summary()
         last = metrics[-1] if metrics else None
-        state = "unfinished" if summary is None else summary["stopped"] or "done"
+        state = "unfinished" if summary is None else "stopped" if summary["stopped"] else "done"
         numbers = ["", "", ""]
         if last:
             keys = ("train_accuracy", "test_accuracy", "kept")
@@ -165,7 +166,7 @@ def runs_table(found: Iterable[Run]) -> Table:
 def _columns(table: Table, left: Sequence[str], right: Sequence[str]) -> None:
     """Add columns: words on the left, which fold where it is narrow; numbers on the right."""
     for name in left:
-        table.add_column(name, overflow="fold", min_width=14)
+        table.add_column(name, overflow="fold", min_width=10)
     for name in right:
         table.add_column(name, justify="right", no_wrap=True)
 
@@ -174,6 +175,11 @@ def spread(values: Sequence[float], digits: int = 1) -> str:
     """Return mean ± standard deviation; the mean alone for one value."""
     mean = f"{statistics.fmean(values):.{digits}f}"
     return f"{mean} ± {statistics.stdev(values):.{digits}f}" if len(values) > 1 else mean
+
+
+def _range(values: Sequence[int]) -> str:
+    low, high = min(values), max(values)
+    return str(low) if low == high else f"{low} to {high}"
 
 
 def percent(share: float) -> str:
