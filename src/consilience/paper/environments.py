@@ -32,7 +32,9 @@ def draw(
 
     Every seed is a dot and the line joins the best seeds, which is what the paper shows. Runs
     that are not there yet are left out; the commands that make them are printed, with what they
-    would cost by the runs that are there. The same command makes more of the figure later.
+    would cost by the runs that are there. The same command makes more of the figure later. The
+    commands ask for the paper's stopping rule, without which most of the time would go into
+    networks that have memorized long ago.
 
     Args:
         folder: Where to write `environments.svg`, `.png`, `.json` and `.csv`.
@@ -88,11 +90,12 @@ def draw(
 def choose(runs: Path) -> dict[tuple[str, int], Group]:
     """Return the finished runs of each method and number of environments.
 
-    All other settings are the preset's. Where the number of epochs was varied, the most seeds
-    win, and then the best on test.
+    All other settings are the preset's, with the paper's stopping rule or without. Where the
+    number of epochs was varied, the most seeds win, and then the best on test.
     """
     base = asdict(PRESETS["paper"])
     free = ("method", "environments", "environments_per_batch", "epochs", "drops")
+    free += ("stop_memorizing",)
     found: dict[tuple[str, int], list[Group]] = {}
     for group in synthetic(runs):
         settings = group.settings
@@ -127,7 +130,7 @@ def _missing(chosen: dict[tuple[str, int], Group], runs: Path, seeds: int) -> li
                 costs += [_cost(chosen, method, d)] * (seeds - there)
         if methods:
             batch = f" --environments-per-batch {PER_BATCH}" if d > PER_BATCH else ""
-            flags = f"--method {' '.join(methods)} --environments {d}{batch}"
+            flags = f"--method {' '.join(methods)} --environments {d}{batch} --stop-memorizing"
             lines.append("  " + command(flags, runs, seeds))
     if not lines:
         return []

@@ -16,6 +16,8 @@ COLUMNS = 5
 def draw(folder: Path, *, quick: bool = False, runs: Path = Path("runs")) -> list[Path]:
     """Draw accuracy over epochs for each method: each seed, their mean, and their range.
 
+    A curve that ends early is of runs that the paper's rule stopped once they had memorized.
+
     Args:
         folder: Where to write `learning-curves.svg` and `.png`.
         quick: Nothing to shorten.
@@ -48,7 +50,9 @@ def draw(folder: Path, *, quick: bool = False, runs: Path = Path("runs")) -> lis
                     axes.plot(curves.epochs, 100 * each, color=colour, ls="-", lw=0.5, alpha=0.5)
                 axes.plot(curves.epochs, mean, color=colour, linestyle="-", linewidth=1.6)
                 axes.axhline(50, color="#444444", linestyle=":", linewidth=1)
-                axes.set(ylim=(36, 103), yticks=[40, 60, 80, 100])
+                axes.set(
+                    xlim=(0, group.settings["epochs"]), ylim=(36, 103), yticks=[40, 60, 80, 100]
+                )
                 if row == 0:
                     axes.set_title(f"{name} ({len(curves.each)})")
                 if row == 1:
