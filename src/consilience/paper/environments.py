@@ -94,8 +94,14 @@ def choose(runs: Path) -> dict[tuple[str, int], Group]:
     number of epochs was varied, the most seeds win, and then the best on test.
     """
     base = asdict(PRESETS["paper"])
-    free = ("method", "environments", "environments_per_batch", "epochs", "drops")
-    free += ("stop_memorizing",)
+    free = (
+        "method",
+        "environments",
+        "environments_per_batch",
+        "epochs",
+        "drops",
+        "stop_memorizing",
+    )
     found: dict[tuple[str, int], list[Group]] = {}
     for group in synthetic(runs):
         settings = group.settings
