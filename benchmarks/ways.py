@@ -311,7 +311,9 @@ def verify(workload: Workload) -> None:
         if expected is None:
             expected = found
             kept = sum(int((g != 0).sum()) for g in found) / sum(g.numel() for g in found)
-            assert 0.0 < kept < 1.0, f"{workload.name}: the mask keeps {kept:.0%}, which tests nothing"
+            assert 0.0 < kept < 1.0, (
+                f"{workload.name}: the mask keeps {kept:.0%}, which tests nothing"
+            )
         for (parameter, _), a, b in zip(
             problem.model.named_parameters(), expected, found, strict=True
         ):

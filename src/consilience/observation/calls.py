@@ -121,9 +121,6 @@ Operator = Callable[..., Plan]
 OPERATORS: dict[str, Operator] = {}
 """By the name of the function that it observes."""
 
-NOTES: dict[str, str] = {}
-"""A line for each family of operators, for the documentation."""
-
 
 def operator(*names: str) -> Callable[[Operator], Operator]:
     """Register an operator for functions of these names."""

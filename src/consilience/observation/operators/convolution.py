@@ -58,7 +58,10 @@ def convolution(
     *others: Any,
     **named: Any,
 ) -> Plan:
-    """Observe a convolution: its own weight-gradient kernel, an environment at a time."""
+    """Observe a convolution: its own weight-gradient kernel, an environment at a time.
+
+    Not: rows elsewhere than in dimension 0; a kernel made from data (dynamic filters).
+    """
     transposed = "transpose" in call.name
     order = ("output_padding", "groups", "dilation") if transposed else ("dilation", "groups")
     rest = dict(zip(order, others, strict=False)) | named

@@ -58,7 +58,10 @@ def embedding(
 
 @operator("__getitem__", "index_select")
 def index(call: Call, input: Tensor, *args: Any, **kwargs: Any) -> Plan:  # noqa: A002
-    """Observe ``w[i]`` where ``i`` holds an entry per row."""
+    """Observe ``w[i]`` where ``i`` holds an entry per row.
+
+    Not: more than one index (``w[i, j]``), masks, another dimension than the first.
+    """
     if call.name == "index_select":
         named = dict(zip(("dim", "index"), args, strict=False)) | kwargs
         where, dim = named["index"], named["dim"]
@@ -84,7 +87,10 @@ def embedding_bag(
     include_last_offset: bool = False,
     padding_idx: int | None = None,
 ) -> Plan:
-    """Observe bags of look-ups, summed, averaged or maximised; a bag belongs to a row."""
+    """Observe bags of look-ups, summed, averaged or maximised; a bag belongs to a row.
+
+    Not: ``scale_grad_by_freq``, ``sparse``, ``per_sample_weights`` that are a parameter.
+    """
     if scale_grad_by_freq:
         raise call.unsupported(
             "`scale_grad_by_freq=True` scales a row's gradient by what other rows hold"

@@ -62,7 +62,10 @@ def layer_norm(
     *rest: Any,
     **named: Any,
 ) -> Plan:
-    """Observe layer and RMS normalization."""
+    """Observe layer and RMS normalization.
+
+    Not: over the dimension that holds the rows.
+    """
     shape = torch.Size(normalized_shape)
     _check_outside(call, input, len(shape))
     if call.name == "rms_norm":
@@ -96,7 +99,10 @@ def group_norm(
     eps: float = 1e-5,
     *_: Any,
 ) -> Plan:
-    """Observe group normalization."""
+    """Observe group normalization.
+
+    Not: rows elsewhere than in dimension 0.
+    """
     _check_first(call, input)
     return _affine(
         call,
@@ -121,7 +127,10 @@ def instance_norm(
     eps: float,
     *_: Any,
 ) -> Plan:
-    """Observe instance normalization, by its own or by running statistics."""
+    """Observe instance normalization, by its own or by running statistics.
+
+    Not: rows elsewhere than in dimension 0.
+    """
     _check_first(call, input)
     if use_input_stats:
 
@@ -156,7 +165,10 @@ def batch_norm(
     eps: float,
     *_: Any,
 ) -> Plan:
-    """Observe batch normalization's scale and shift: rows' shares, by whatever statistics."""
+    """Observe batch normalization's scale and shift: rows' shares, by whatever statistics.
+
+    In training mode an error, until ``Agreement(..., batchnorm=...)`` says what to do.
+    """
     _check_first(call, input)
     if training or running_mean is None or running_var is None:
         # Reached only with `batchnorm="joint"`: see `per_environment` for the other way.

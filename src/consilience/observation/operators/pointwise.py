@@ -64,7 +64,10 @@ def aligned_layout(call: Call, tensors: Sequence[Tensor], full: int) -> tuple[La
 
 @operator(*FUNCTIONS, *(name + "_" for name in FUNCTIONS))
 def pointwise(call: Call, *args: Any, **kwargs: Any) -> Plan:
-    """Observe a function of components that broadcasts its arguments."""
+    """Observe a function of components that broadcasts its arguments.
+
+    Not: writing data into a parameter in place; ``out=``; a rounding mode.
+    """
     flat = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
     in_place = call.name.endswith("_")
     name = call.name.rstrip("_")
@@ -184,7 +187,10 @@ def prelu(call: Call, input: Tensor, weight: Tensor) -> Plan:  # noqa: A002
 
 @operator("cat", "concat", "concatenate")
 def cat(call: Call, tensors: Sequence[Tensor], dim: int = 0, *, axis: int | None = None) -> Plan:
-    """Observe a concatenation of rows with a parameter repeated for each (a class token)."""
+    """Observe a concatenation of rows with a parameter repeated for each (a class token).
+
+    Not: along the dimension that holds the rows.
+    """
     full = tensors[0].dim()
     dim = (dim if axis is None else axis) % full
     layout, size = aligned_layout(call, tensors, full)
@@ -258,7 +264,10 @@ def stack(call: Call, tensors: Sequence[Tensor], dim: int = 0) -> Plan:
 
 @operator("__setitem__")
 def setitem(call: Call, target: Tensor, index: Any, value: Tensor) -> Plan:
-    """Observe ``x[:, 0] = w``: a parameter written into every row."""
+    """Observe ``x[:, 0] = w``: a parameter written into every row.
+
+    Not: writing rows into a parameter.
+    """
     layout = call.layout(target)
     position = call.weight(value)
     parts = index if isinstance(index, tuple) else (index,)

@@ -19,7 +19,10 @@ LETTERS = [letter for letter in string.ascii_lowercase if letter not in "rwxy"]
 
 @operator("linear")
 def linear(call: Call, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Plan:  # noqa: A002
-    """Observe ``x W^T + b``."""
+    """Observe ``x W^T + b``.
+
+    Not: rows in the dimension that is summed over.
+    """
     w, b = call.weight(weight), call.weight(bias)
     if call.weight(input) is not None or call.is_data(weight):
         term = "".join(LETTERS[: input.dim() - 1])
@@ -194,7 +197,10 @@ def _matmul_terms(a: Tensor, b: Tensor) -> tuple[str, str, str]:
 
 @operator("matmul", "mm", "bmm", "mv", "__matmul__", "__rmatmul__")
 def matmul(call: Call, input: Tensor, other: Tensor, **kwargs: Any) -> Plan:  # noqa: A002
-    """Observe a product of matrices, broadcasting over leading dimensions."""
+    """Observe a product of matrices, broadcasting over leading dimensions.
+
+    Not: rows in the dimension that is summed over; operands with rows in two dimensions.
+    """
     if kwargs:
         raise call.unsupported(f"with {', '.join(kwargs)}")
     if call.name == "__rmatmul__":
@@ -213,7 +219,10 @@ def addmm(
     beta: float = 1.0,
     alpha: float = 1.0,
 ) -> Plan:
-    """Observe ``beta * input + alpha * (a @ b)``."""
+    """Observe ``beta * input + alpha * (a @ b)``.
+
+    Not: in place.
+    """
     if call.name.endswith("_"):
         raise call.unsupported("in place")
     left, right, out = _matmul_terms(a, b)
@@ -222,7 +231,10 @@ def addmm(
 
 @operator("einsum")
 def einsum(call: Call, equation: str, *operands: Any) -> Plan:
-    """Observe an einsum in its usual notation; an ellipsis is written out."""
+    """Observe an einsum in its usual notation; an ellipsis is written out.
+
+    Not: a diagonal (``ii``); the notation with lists of integers; a sum over rows.
+    """
     if len(operands) == 1 and isinstance(operands[0], (list, tuple)):
         operands = tuple(operands[0])
     if not isinstance(equation, str):

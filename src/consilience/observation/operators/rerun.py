@@ -111,7 +111,10 @@ def _recurrent_layout(call: Call, tensor: Tensor, dim: int) -> Layout:
 
 @operator("lstm", "gru", "rnn_tanh", "rnn_relu")
 def recurrent(call: Call, input: Tensor, hx: Any, *args: Any) -> Plan:  # noqa: A002
-    """Observe a recurrent layer, all its steps, layers and directions at once."""
+    """Observe a recurrent layer, all its steps, layers and directions at once.
+
+    Not: packed sequences (pad instead); dropout between layers.
+    """
     if isinstance(hx, Tensor) and not hx.is_floating_point():
         raise call.unsupported("its input is a packed sequence: pad it instead")
     if len(args) != 7:
@@ -147,7 +150,10 @@ def cell(call: Call, input: Tensor, hx: Any, *_: Any) -> Plan:  # noqa: A002
 
 @operator("scaled_dot_product_attention", "cdist", "cosine_similarity", "pairwise_distance")
 def rows_first(call: Call, *args: Any, **kwargs: Any) -> Plan:
-    """Observe a function that treats the slices of dimension 0 independently."""
+    """Observe a function that treats the slices of dimension 0 independently.
+
+    Not: attention with dropout; operands with other rows in dimension 0.
+    """
     if call.name == "scaled_dot_product_attention" and (
         kwargs.get("dropout_p", args[4] if len(args) > 4 else 0.0)
     ):
@@ -183,7 +189,10 @@ def _has_rows(call: Call, tensor: Tensor) -> bool:
 
 @operator("gather", "take_along_dim")
 def gather(call: Call, input: Tensor, *args: Any, **kwargs: Any) -> Plan:  # noqa: A002
-    """Observe rows that pick from a parameter that was repeated for each of them."""
+    """Observe rows that pick from a parameter that was repeated for each of them.
+
+    Not: picking along dimension 0.
+    """
     order = ("dim", "index") if call.name == "gather" else ("indices", "dim")
     named = dict(zip(order, args, strict=False)) | kwargs
     index, dim = named.get("index", named.get("indices")), named.get("dim")
