@@ -216,7 +216,7 @@ def hooks(problem: Problem) -> Step:
 
     def before(module: nn.Module, args: tuple[Tensor, ...], out: Tensor) -> None:
         caught[module] = [args[0].detach().clone()]
-        out.register_hook(lambda gradient: caught[module].append(gradient))
+        out.register_hook(caught[module].append)
 
     kinds = (nn.Conv2d, nn.BatchNorm2d, nn.Linear)
     modules = [m for m in problem.model.modules() if isinstance(m, kinds)]

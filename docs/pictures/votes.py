@@ -77,14 +77,18 @@ def arrow(x: float, y: float, x2: float, y2: float, colour: str = INK) -> str:
     )
 
 
+HEAD = """\
+<svg xmlns="http://www.w3.org/2000/svg" width="800" height="450" viewBox="0 0 800 450"
+ font-family="Helvetica, Arial, sans-serif">
+<defs><marker id="head" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="8" markerHeight="8"
+ orient="auto"><path d="M0,0 L8,4 L0,8 z" fill="#222222"/></marker></defs>"""
+
+
 def draw() -> str:
     """Return the picture."""
     shares, gradient, votes, kept = measure()
     out = [
-        '<svg xmlns="http://www.w3.org/2000/svg" width="800" height="450" viewBox="0 0 800 450" '
-        'font-family="Helvetica, Arial, sans-serif">',
-        '<defs><marker id="head" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="8" '
-        'markerHeight="8" orient="auto"><path d="M0,0 L8,4 L0,8 z" fill="#222222"/></marker></defs>',
+        HEAD,
         '<rect width="800" height="450" fill="#ffffff"/>',
         text(70, 24, "forward", fill=FAINT, more='font-style="italic"'),
         text(70, 144, "backward", fill=FAINT, more='font-style="italic"'),

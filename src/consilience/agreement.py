@@ -497,7 +497,7 @@ class Agreement:
                 "gradient are another quantity than the gradients of separate environments. Put "
                 "batch normalization in evaluation mode to verify the rest."
             )
-        from consilience.observation.verification import differences  # noqa: PLC0415
+        from consilience._verification import differences  # noqa: PLC0415
 
         if self._mode is not None:
             raise ObservationError("`agreement.verify` was called inside of an observation.")
