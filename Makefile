@@ -6,7 +6,7 @@ BIN := .venv/bin
 ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo example test coverage lint types imports check bench format clean
+.PHONY: help install demo example test coverage lint types imports check bench format docs clean
 
 help: ## List the targets
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -51,6 +51,10 @@ check: lint types imports test coverage ## All of these
 bench: install ## Time what the docs give times of
 	@for script in benchmarks/[a-z]*.py; do \
 		printf '\n== %s\n' $$script; $(ONE_THREAD) $(BIN)/python $$script || exit 1; done
+
+docs: install ## Write again what the docs take from the code: tables and pictures
+	$(BIN)/python docs/supported_operations.py
+	$(BIN)/python docs/pictures/votes.py
 
 format: install ## Put code into the project's style
 	$(BIN)/ruff check --fix

@@ -113,3 +113,15 @@ def test_every_rule_has_a_row():
             found = getattr(rules, name)
             if inspect.isclass(found) and issubclass(found, rules.Rule) and found is not rules.Rule:
                 assert f"| `{name}(" in text, (page, name)
+
+
+@pytest.mark.parametrize(
+    ("script", "made", "page"),
+    [
+        ("supported_operations.py", "page", "supported-operations.md"),
+        ("pictures/votes.py", "draw", "pictures/votes.svg"),
+    ],
+)
+def test_what_the_docs_take_from_the_code_is_up_to_date(script, made, page):
+    found = runpy.run_path(str(ROOT / "docs" / script))[made]()
+    assert found == (ROOT / "docs" / page).read_text(), "run `make docs`"
