@@ -55,6 +55,7 @@ bench: install ## Time what the docs give times of
 docs: install ## Write again what the docs take from the code: tables and pictures
 	$(BIN)/python docs/supported_operations.py
 	$(BIN)/python docs/pictures/votes.py
+	$(BIN)/python -m consilience.paper.catalogue > docs/figures.md
 
 format: install ## Put code into the project's style
 	$(BIN)/ruff check --fix

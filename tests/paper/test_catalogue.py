@@ -15,9 +15,7 @@ ROOT = Path(__file__).parents[2]
 
 def test_the_page_of_figures_is_up_to_date():
     page = ROOT / "docs" / "figures.md"
-    assert page.read_text() == listing(), (
-        "Run `python -m consilience.paper.catalogue > docs/figures.md`."
-    )
+    assert page.read_text() == listing(), "Run `make docs`."
 
 
 def test_names_are_distinct():
