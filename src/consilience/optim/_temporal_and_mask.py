@@ -55,8 +55,9 @@ class TemporalAndMask(Optimizer):
         max_rescale: The largest factor of the rescaling; None for no limit.
 
     Warning:
-        - Clip gradients before the step, and the mask comes after: signs do not change, and what
-          is left is at most as long.
+        - Gradients that are clipped before the step are clipped before the mask: signs do not
+          change, and what is left is at most as long. ``rescale`` comes after: ``"count"`` may
+          make it longer again. docs/temporal.md shows how to clip what the optimizer sees.
         - Each step looks whether all gradients are finite and raises if not, so it waits for the
           device. It leaves everything as it was.
 

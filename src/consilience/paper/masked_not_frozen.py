@@ -118,4 +118,4 @@ def follow(name: str, masked: Masked, decay: Decay) -> list[float]:
 def _decorate(axes: Axes) -> None:
     axes.axvspan(AGREED, AGREED + MASKED, color="#eeeeee", zorder=0)
     axes.set_xticks(np.arange(0, AGREED + MASKED + AGREED_AGAIN + 1, 20))
-    axes.set_ylim(0, 2.6)
+    axes.set_ylim(0, 3.3)
