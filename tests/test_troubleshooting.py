@@ -1,4 +1,4 @@
-"""Every error that the library raises stands on the page that explains errors, and no other does."""
+"""Every error of the library stands on the page that explains errors, and no other does."""
 
 import ast
 import re
@@ -37,8 +37,7 @@ def messages(patterns):
 
 def quotes(text):
     """What the page quotes: its blockquotes, and the first cells of its tables."""
-    for block in re.findall(r"^> (.+)$", text, re.MULTILINE):
-        yield block
+    yield from re.findall(r"^> (.+)$", text, re.MULTILINE)
     for cell in re.findall(r"^\| (.+?) \|", text, re.MULTILINE):
         if cell not in ("message", "why", "---"):
             yield from cell.split("; ")
