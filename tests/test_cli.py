@@ -105,6 +105,8 @@ def test_runs_list_and_leaves_finished_runs_alone(tmp_path, capsys, monkeypatch)
     cli.main(["list", str(tmp_path), "--markdown"])
     rows = [line.split(" | ") for line in capsys.readouterr().out.splitlines()]
     assert [row[:2] for row in rows[2:]] == [["| tiny and-mask", "2"], ["| tiny erm", "2"]]
+    assert rows[0][5:8] == ["lowest", "highest", "at 99%"]
+    assert all(row[7].endswith("%)") and float(row[5]) <= float(row[6]) for row in rows[2:])
 
 
 def test_processes_give_the_numbers_of_one_process(tmp_path):

@@ -1,6 +1,12 @@
+import math
 from dataclasses import replace
 
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
 from consilience.lab import cost, wiping
+from consilience.lab.progress import wilson
 from consilience.lab.settings import PRESETS
 
 TINY = replace(
@@ -37,3 +43,15 @@ def test_masked_weights_are_wiped_at_a_rate_that_hardly_depends_on_l2():
         (gentle,) = wiping.follow(replace(settings, l2=1e-3, **changes), 0, (4,)).values()
         for i in range(3):
             assert abs(gentle[i] / before[i] - 1) < 0.05
+
+
+@given(st.integers(1, 200).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n))))
+def test_wilsons_interval_holds_the_shares_that_a_test_would_not_reject(pair):
+    """Its ends are where the share found lies 1.96 standard errors away; or 0 and 1."""
+    successes, count = pair
+    low, high = wilson(successes, count)
+    assert 0 <= low <= successes / count <= high <= 1
+    for end in (low, high):
+        if 1e-9 < end < 1 - 1e-9:
+            error = math.sqrt(end * (1 - end) / count)
+            assert abs(successes / count - end) / error == pytest.approx(1.959964, rel=1e-6)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections.abc import Iterable, Sequence
@@ -104,10 +105,13 @@ class Progress:
 
 
 RESULTS = ("seeds", "epochs", "train %", "test %", "lowest", "kept %", "seconds")
+MARKDOWN = (*RESULTS[:5], "highest", "at 99%", *RESULTS[5:])
+SOLVED = 0.99
+"""Test accuracy from which on a seed counts as one that learned the mechanism."""
 
 
-def results(found: Iterable[Run]) -> dict[str, list[str]]:
-    """Return mean and spread over seeds of all finished runs, by label, as :data:`RESULTS`."""
+def results(found: Iterable[Run]) -> dict[str, dict[str, str]]:
+    """Return mean and spread over seeds of all finished runs, by label and :data:`MARKDOWN`."""
     groups: dict[str, list[tuple[dict[str, Any], float]]] = {}
     for run in found:
         summary = run.summary()
@@ -117,17 +121,40 @@ def results(found: Iterable[Run]) -> dict[str, list[str]]:
     rows = {}
     for label, group in groups.items():
         last = [summary["last"] for summary, _ in group]
-        test = [100 * entry["test_accuracy"] for entry in last]
-        rows[label] = [
-            str(len(group)),
-            _range([int(summary["epochs"]) for summary, _ in group]),
-            spread([100 * entry["train_accuracy"] for entry in last]),
-            spread(test),
-            f"{min(test):.1f}",
-            spread([100 * entry["kept"] for entry in last]),
-            spread([seconds for _, seconds in group], 0),
-        ]
+        test = [entry["test_accuracy"] for entry in last]
+        solved = sum(value >= SOLVED for value in test)
+        low, high = wilson(solved, len(test))
+        rows[label] = {
+            "seeds": str(len(group)),
+            "epochs": _range([int(summary["epochs"]) for summary, _ in group]),
+            "train %": spread([100 * entry["train_accuracy"] for entry in last]),
+            "test %": spread([100 * value for value in test]),
+            "lowest": f"{100 * min(test):.1f}",
+            "highest": f"{100 * max(test):.1f}",
+            "at 99%": f"{solved} ({100 * low:.0f} to {100 * high:.0f}%)",
+            "kept %": spread([100 * entry["kept"] for entry in last]),
+            "seconds": spread([seconds for _, seconds in group], 0),
+        }
     return rows
+
+
+def wilson(successes: int, count: int) -> tuple[float, float]:
+    r"""Return Wilson's 95% interval of a share.
+
+    .. math:: \frac{p + z^2/2n \pm z \sqrt{p (1 - p) / n + z^2/4n^2}}{1 + z^2/n}
+
+    Example:
+        >>> [round(end, 3) for end in wilson(9, 10)]
+        [0.596, 0.982]
+    """
+    z2 = 1.959964**2
+    share = successes / count
+    middle = share + z2 / (2 * count)
+    around = math.sqrt(z2 * (share * (1 - share) / count + z2 / (4 * count**2)))
+    whole = 1 + z2 / count
+    # Rounding alone could put the ends of 0 and of 1 beyond them, or on the wrong side.
+    low, high = (middle - around) / whole, (middle + around) / whole
+    return (low if successes else 0.0), (high if successes < count else 1.0)
 
 
 def results_table(found: Iterable[Run]) -> Table:
@@ -135,14 +162,20 @@ def results_table(found: Iterable[Run]) -> Table:
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, collapse_padding=True)
     _columns(table, left=("method",), right=RESULTS)
     for label, cells in results(found).items():
-        table.add_row(Text(label), *cells)
+        table.add_row(Text(label), *(cells[name] for name in RESULTS))
     return table
 
 
 def results_markdown(found: Iterable[Run]) -> str:
-    """Return the results of finished runs for a page."""
-    lines = [" | ".join(("| method", *RESULTS)) + " |", "| --- " + "| ---: " * len(RESULTS) + "|"]
-    lines += [" | ".join((f"| {label}", *cells)) + " |" for label, cells in results(found).items()]
+    """Return the results of finished runs for a page; `at 99%` is a number of seeds.
+
+    In brackets is Wilson's 95% interval of their share.
+    """
+    lines = [" | ".join(("| method", *MARKDOWN)) + " |", "| --- " + "| ---: " * len(MARKDOWN) + "|"]
+    lines += [
+        " | ".join((f"| {label}", *(cells[name] for name in MARKDOWN))) + " |"
+        for label, cells in results(found).items()
+    ]
     return "\n".join(lines)
 
 
