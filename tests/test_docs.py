@@ -5,6 +5,7 @@ import inspect
 import re
 import runpy
 import shlex
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -69,6 +70,46 @@ def test_commands_name_files_that_exist(page):
             if "make" in words:
                 for target in words[words.index("make") + 1 :]:
                     assert "=" in target or re.search(f"^{target}:", makefile, re.MULTILINE), line
+
+
+class UnderstoodError(Exception):
+    """A command was understood, and would now run."""
+
+
+def understood(*_, **__):
+    raise UnderstoodError
+
+
+@every_page
+def test_commands_are_understood(page, tmp_path, monkeypatch, capsys):
+    """The command line takes each command of its own that a page names, without running it."""
+    from consilience import cli
+    from consilience.paper.catalogue import FIGURES
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(cli, "_run", understood)
+    text = page.read_text()
+    lines = [line for _, code in blocks(page, "console") for line in code.splitlines()]
+    for line in {*lines, *re.findall(r"`((?:consilience|python -m) [^`]+)`", text)}:
+        words = shlex.split(line, comments=True)
+        if words[:2] == ["python", "-m"]:
+            assert find_spec(words[2]), line
+        if words[:1] != ["consilience"] or any(re.fullmatch("[A-Z]+", word) for word in words):
+            continue
+        command, *rest = words[1:]
+        if command == "figure" and rest[0] not in ("--help", "list", "all"):
+            assert rest[0] in [entry.name for entry in FIGURES], line
+            assert not rest[1:] or rest[1] in ("--quick", "--out", "--runs"), line
+        elif command in ("run", "search") and "--help" not in rest:
+            with pytest.raises(UnderstoodError):
+                cli.main([command, *rest])
+        elif "--help" in rest:
+            with pytest.raises(SystemExit) as end:
+                cli.main([command, *rest])
+            assert end.value.code == 0, line
+        else:
+            assert command in ("list", "report", "figure"), line
+    capsys.readouterr()
 
 
 def test_the_loop_of_the_readme_runs():
