@@ -166,3 +166,13 @@ def test_every_rule_has_a_row():
 def test_what_the_docs_take_from_the_code_is_up_to_date(script, made, page):
     found = runpy.run_path(str(ROOT / "docs" / script))[made]()
     assert found == (ROOT / "docs" / page).read_text(), "run `make docs`"
+
+
+def test_the_index_leads_to_every_page():
+    """From the index, or from the table of decisions, in a click."""
+    docs = ROOT / "docs"
+    linked = {docs / "index.md"}
+    for page in (docs / "index.md", docs / "decisions" / "README.md"):
+        links = re.findall(r"\]\(([^)#\s]+\.md)", page.read_text())
+        linked |= {(page.parent / link).resolve() for link in links}
+    assert set(docs.rglob("*.md")) <= linked
