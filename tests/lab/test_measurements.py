@@ -39,6 +39,11 @@ def test_masked_weights_are_wiped_at_a_rate_that_hardly_depends_on_l2():
     for i in range(3):
         assert strong[i] < 0.85 * before[i]
         assert abs(strong[i] / weak[i] - 1) < 0.05
+    (by_hand,) = wiping.follow(replace(settings, l2=0.0), 0, (4,), wipe=True).values()
+    (damped,) = wiping.follow(replace(settings, l2=1e-3), 0, (4,), eps=1.0).values()
+    for i in range(3):
+        assert by_hand[i] < 0.85 * before[i]
+        assert abs(damped[i] / before[i] - 1) < 0.05
     for changes in ({"decay": "decoupled"}, {"optimizer": "sgd"}, {"decay": "before-mask"}):
         (gentle,) = wiping.follow(replace(settings, l2=1e-3, **changes), 0, (4,)).values()
         for i in range(3):

@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from consilience.data import EnvironmentBatchSampler
@@ -30,17 +31,36 @@ WAYS: dict[str, dict[str, Any]] = {
     "decoupled 5": {"l2": 5.0, "decay": "decoupled"},
     "none, initial weights/50": {"l2": 0.0, "shrink": 0.02},
     "L2 1e-4 in SGD": {"l2": 1e-4, "optimizer": "sgd"},
+    "L2 1e-4 inside Adam, eps 1e-3": {"l2": 1e-4, "eps": 1e-3},
+    "none, masked wiped by hand": {"l2": 0.0, "wipe": True},
 }
+"""Ways of decay, as changes to the preset, and probes of the explanation: `shrink` multiplies the
+initial weights, `eps` is Adam's, `wipe` moves masked weights towards 0 by the learning rate."""
 COLUMNS = ("mechanism", "shortcut", "deeper", "kept %", "loss")
 
 
 def follow(
-    settings: Settings, seed: int, epochs: tuple[int, ...], shrink: float = 1.0
+    settings: Settings,
+    seed: int,
+    epochs: tuple[int, ...],
+    *,
+    shrink: float = 1.0,
+    eps: float | None = None,
+    wipe: bool = False,
 ) -> dict[int, tuple[float, ...]]:
     """Train by AND-mask, and return after some epochs what :data:`COLUMNS` name.
 
     The first three are mean magnitudes of weights: first layer from the mechanism, first layer
-    from the shortcuts, all deeper layers. Initial weights are multiplied by `shrink`.
+    from the shortcuts, all deeper layers.
+
+    Args:
+        settings: The settings, resolved here.
+        seed: Where data and initial weights come from.
+        epochs: When to look; 0 is before training.
+        shrink: What initial weights are multiplied by.
+        eps: Adam's epsilon, in place of its default.
+        wipe: After each step, move every parameter whose gradient is masked towards 0 by the
+            learning rate: what L2 inside Adam does to it, with neither L2 nor Adam in it.
     """
     settings = settings.resolve()
     rows = make_data(settings, seed).train()
@@ -52,9 +72,15 @@ def follow(
     with torch.no_grad():
         for weight in (first, *deeper):
             weight.mul_(shrink)
+    for group in method.optimizer.param_groups if eps is not None else ():
+        group["eps"] = eps
     found: dict[int, tuple[float, ...]] = {}
     for epoch in range(max(epochs) + 1):
-        steps = [method.step(*rows[torch.tensor(batch)]) for batch in sampler] if epoch else []
+        steps = []
+        for batch in sampler if epoch else ():
+            steps.append(method.step(*rows[torch.tensor(batch)]))
+            if wipe:
+                _wipe(method.model, settings.learning_rate)
         if epoch in epochs:
             many = max(len(steps), 1)
             found[epoch] = (
@@ -67,20 +93,27 @@ def follow(
     return found
 
 
+@torch.no_grad()
+def _wipe(model: nn.Module, step: float) -> None:
+    for p in model.parameters():
+        if p.grad is not None:
+            p.copy_(torch.where(p.grad == 0, F.softshrink(p, step), p))
+
+
 def main() -> None:
     """Print the table."""
     torch.set_num_threads(1)
     asked = sys.argv[1:] or list(WAYS)
     epochs = (0, 1, 2, 4, 8, 16, 24)
-    sys.stdout.write(f"{'':26}{'epoch':>6}" + "".join(f"{c:>11}" for c in COLUMNS) + "\n")
+    sys.stdout.write(f"{'':31}{'epoch':>6}" + "".join(f"{c:>11}" for c in COLUMNS) + "\n")
     for name in asked:
         changes = WAYS[name]
-        given = dict(changes)
-        shrink = given.pop("shrink", 1.0)
+        probes = {key: changes[key] for key in ("shrink", "eps", "wipe") if key in changes}
+        given = {key: value for key, value in changes.items() if key not in probes}
         settings = replace(PRESETS["paper"], **given)
-        for epoch, numbers in follow(settings, 0, epochs, shrink).items():
+        for epoch, numbers in follow(settings, 0, epochs, **probes).items():
             cells = "".join(f"{number:11.4f}" for number in numbers)
-            sys.stdout.write(f"{name:26}{epoch:6}{cells}\n")
+            sys.stdout.write(f"{name:31}{epoch:6}{cells}\n")
             sys.stdout.flush()
 
 
