@@ -1,10 +1,13 @@
 """The package as it is declared and as it is pinned."""
 
 import ast
+import subprocess
 import sys
 from importlib.metadata import distribution, requires
 from pathlib import Path
 
+import pytest
+import tomllib
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
@@ -96,3 +99,35 @@ def test_the_library_needs_torch_and_numpy_alone():
 
 def test_types_are_announced():
     assert (ROOT / "src" / "consilience" / "py.typed").exists()
+
+
+def python(*words):
+    return subprocess.run(  # noqa: S603
+        [sys.executable, *words], capture_output=True, text=True, check=False
+    )
+
+
+@pytest.mark.parametrize("extra", ["tyro", "rich"])
+def test_the_command_says_what_it_needs(extra):
+    """Without the extra `lab`, a sentence and not a traceback."""
+    without = f"import sys; sys.modules['{extra}'] = None"
+    found = python("-c", f"{without}; from consilience.__main__ import main; main()")
+    assert found.returncode == 1
+    assert "Traceback" not in found.stderr
+    assert f"needs the extra `lab`, and `{extra}` is not installed" in found.stderr
+
+
+def test_the_command_is_a_module_too():
+    assert python("-m", "consilience", "--help").stdout.startswith("usage: consilience")
+
+
+def test_a_wheel_holds_the_package_alone():
+    """Types and what the report is made of go along; tests, docs and benchmarks do not."""
+    with (ROOT / "pyproject.toml").open("rb") as file:
+        project = tomllib.load(file)
+    assert project["tool"]["hatch"]["build"]["targets"]["wheel"] == {
+        "packages": ["src/consilience"]
+    }
+    files = {path.suffix for path in (ROOT / "src" / "consilience").rglob("*.*") if path.is_file()}
+    assert files - {".pyc"} == {".py", ".typed", ".js", ".css"}
+    assert not list((ROOT / "src" / "consilience").rglob("test*.py"))
