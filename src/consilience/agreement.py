@@ -433,7 +433,8 @@ class Agreement:
                 continue  # without a use, its votes came through slots
             a, b = gradient.double().flatten(), expected.double().flatten()
             # In direction only, as a loss scale or a clipping may have come in between.
-            rest = float((a - (a @ b) / (b @ b).clamp(min=1e-300) * b).norm() / a.norm())
+            scale = ((a @ b) / (b @ b).clamp(min=1e-300)).clamp(min=0)
+            rest = float((a - scale * b).norm() / a.norm())
             if rest > CONSERVED.get(gradient.dtype, 0.05):
                 raise NotVotedOnError(
                     f"A part of the gradient of `{self._names[i]}` did not come through the "

@@ -435,6 +435,52 @@ add("derived: orthogonal", lambda: parametrizations.orthogonal(nn.Linear(4, 4)),
 add("derived: a parametrization of one's own, cached", lambda: Net(lambda m, x: _cached(m, x), l=_parametrized(nn.Linear(4, 4))), features(4))
 add("derived: pruned", lambda: prune.l1_unstructured(nn.Linear(4, 3), "weight", amount=0.5), features(4))
 add("derived: linear of latents, then broadcast", lambda: Net(lambda m, x: (m.l(m.z)[None] * x[:, None]).sum(-1), z=normal(3, 4), l=nn.Linear(4, 4)), features(4))
+add("derived: changed in place, sign turned", lambda: Net(lambda m, x: F.linear(x, m.w.clone().neg_()), w=normal(3, 4)), features(4))
+add("derived: changed in place, masked", lambda: Net(lambda m, x: F.linear(x, m.w.clone().mul_(m.mask)), w=normal(3, 4), mask=(torch.tensor([1.0, 0, -1, 2], dtype=torch.float64),)), features(4))
+add("derived: changed in place, augmented", lambda: Net(lambda m, x: F.linear(x, _rescaled(m.w)), w=normal(3, 4)), features(4))
+add("derived: changed in place, a row set to zero", lambda: Net(lambda m, x: F.linear(x, _first_row_zero(m.w)), w=normal(3, 4)), features(4))
+add("derived: changed in place, transposed", lambda: Net(lambda m, x: F.linear(x, m.w.clone().t_()), w=normal(4, 3)), features(4))
+add("derived: changed in place through a view", lambda: Net(lambda m, x: F.linear(x, _first_row_filled(m.w)), w=normal(3, 4)), features(4), outcome=raises("changed in place through a view"))
+add("derived: a view of it taken before it changed", lambda: Net(lambda m, x: F.linear(x, _view_of_changed(m.w)), w=normal(3, 4)), features(4), outcome=raises("changed in place through a view"))
+add("derived: written into zeros", lambda: Net(lambda m, x: F.linear(x, _assembled(m.a, m.b)), a=normal(2, 4), b=normal(1, 4)), features(4))
+add("derived: copied into zeros", lambda: Net(lambda m, x: F.linear(x, x.new_zeros(3, 4).copy_(-m.w)), w=normal(3, 4)), features(4))
+add("derived: added by index", lambda: Net(lambda m, x: F.linear(x, x.new_ones(3, 4).index_add_(0, torch.tensor([2, 0]), m.w)), w=normal(2, 4)), features(4))
+
+
+def _rescaled(w: Tensor) -> Tensor:
+    w = w * 1.0
+    w *= -0.5
+    w += 1.0
+    with torch.no_grad():
+        w.clamp_(min=0.1)
+    return w
+
+
+def _first_row_zero(w: Tensor) -> Tensor:
+    w = w.clone()
+    w[0] = 0.0
+    return w
+
+
+def _first_row_filled(w: Tensor) -> Tensor:
+    w = w.clone()
+    w[0].fill_(0.0)
+    return w
+
+
+def _view_of_changed(w: Tensor) -> Tensor:
+    w = w.clone()
+    view = w[:2]
+    w.neg_()
+    return view
+
+
+def _assembled(a: Tensor, b: Tensor) -> Tensor:
+    w = a.new_zeros(3, 4)
+    w[:2] = a
+    w[2:] = b.exp()
+    return w
+
 
 
 def _branches(m: Any, x: Tensor) -> Tensor:

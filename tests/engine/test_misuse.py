@@ -408,6 +408,27 @@ def test_custom_function_beside_an_ordinary_use_of_the_parameter() -> None:
         agreement.apply()
 
 
+class Turned(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, y: Tensor, x: Tensor, w: Tensor) -> Tensor:
+        ctx.save_for_backward(x, w)
+        return y.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        x, w = ctx.saved_tensors
+        return grad, -2 * grad @ w, -2 * grad.t() @ x
+
+
+def test_custom_function_that_turns_the_gradient_round() -> None:
+    """What is left over may point the same way, and be larger."""
+    model = Net(lambda m, x: Turned.apply(F.linear(x, m.w), x, m.w), w=normal(2, 3))
+    agreement = Agreement(model, AndMask(0.5))
+    with pytest.raises(RuntimeError, match="w"):
+        observed(agreement, model, FIVE, None)
+        agreement.apply()
+
+
 def test_custom_function_on_a_derived_parameter() -> None:
     model = Net(lambda m, x: Scaled.apply(x, m.w.exp()) + F.linear(x, m.w), w=normal(2, 3))
     agreement = Agreement(model, AndMask(0.5))

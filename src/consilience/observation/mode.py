@@ -45,6 +45,7 @@ class Mark(NamedTuple):
     observation: Observation
     kind: Any  # SHARED, a Source, a Layout or Scattered
     base: Tensor | None = None
+    version: int = 0  # how often the tensor had been written into
 
 
 class _Shared:
@@ -176,6 +177,8 @@ class ObservingMode(TorchFunctionMode):
             return source if tensor.requires_grad else SHARED
         mark: Mark | None = getattr(tensor, MARK, None)
         if mark is not None and mark.observation is self.observation:
+            if mark.kind is SHARED and tensor.requires_grad and tensor._version != mark.version:
+                return Scattered("it was written into through a view")
             return mark.kind
         if id(tensor) in self._constants or isinstance(tensor, Parameter):
             return SHARED
@@ -186,7 +189,8 @@ class ObservingMode(TorchFunctionMode):
             return
         if isinstance(kind, (Layout, Scattered)):
             self._moved = True
-        setattr(tensor, MARK, Mark(self.observation, kind, base))
+        version = 0 if tensor.is_inference() else tensor._version
+        setattr(tensor, MARK, Mark(self.observation, kind, base, version))
 
     def base_of(self, tensor: Tensor) -> Tensor:
         """Return what was repeated to make a tensor."""
@@ -301,6 +305,7 @@ class ObservingMode(TorchFunctionMode):
         for tensor in tensors_in((*args, *kwargs.values()) if kwargs else args):
             kind = self._kind(tensor)
             if isinstance(kind, Source):
+                self._check_unwritten(tensor, kind)
                 if all(tensor is not found for found, _ in weights):
                     weights.append((tensor, kind))
             elif kind is SHARED:
@@ -329,6 +334,8 @@ class ObservingMode(TorchFunctionMode):
             if data:
                 return self._observe(func, name, args, kwargs, weights)
             return self._derive(func, name, args, kwargs, weights)
+        if weights and _writes(name) and args[0] is weights[0][0] and not weights[0][1].root:
+            return self._derive(func, name, args, kwargs, weights)  # by values alone
         out = func(*args, **kwargs)
         if not data:
             if not assumed and (name[:2] != "__" or name == "__getitem__"):
@@ -397,6 +404,15 @@ class ObservingMode(TorchFunctionMode):
 
     # Consuming parameters
 
+    def _check_unwritten(self, tensor: Tensor, source: Source) -> None:
+        """Raise where a tensor is no longer what was computed from a parameter."""
+        if not source.root and tensor._version != getattr(tensor, MARK).version:
+            raise UnsupportedOperationError(
+                f"{self._named([(tensor, source)])} was changed in place through a view of it, "
+                "which is not followed. Change it as a whole, or compute another tensor; or use "
+                "`agreement.backward(environment_losses)`, which is exact for any graph."
+            )
+
     def _derive(
         self,
         func: Callable[..., Any],
@@ -411,20 +427,32 @@ class ObservingMode(TorchFunctionMode):
                 if tensor.dim() and self._kind(tensor) is None and not tensor.requires_grad:
                     where = f"{self._named(weights)} is consumed by `{name}` together with"
                     raise self._wrong_length(tensor.shape[0], where, list(tensor.shape))
+        target = args[0] if args and _writes(name) and isinstance(args[0], Tensor) else None
+        given = args
+        if target is not None and all(target is not tensor for tensor, _ in weights):
+            given = (target.detach().clone(), *args[1:])  # as it was before
         out = func(*args, **kwargs)
         found = [out] if isinstance(out, Tensor) else out
+        if target is not None:
+            found = [target]
         if not isinstance(found, (list, tuple)):
             return out
         sources = {id(tensor): source for tensor, source in weights}
         first, source = weights[0]
+        args = given
         call = SourceCall(
-            func,
+            func if target is None else _rewritten(func),
             fill(args, lambda t: sources.get(id(t), t)),
             {k: fill(v, lambda t: sources.get(id(t), t)) for k, v in kwargs.items()},
         )
         roots = tuple(sorted({root for _, s in weights for root in s.roots}))
         for i, tensor in enumerate(found):
-            if not isinstance(tensor, Tensor) or id(tensor) in sources:
+            if not isinstance(tensor, Tensor):
+                continue
+            if target is not None and tensor.requires_grad:
+                self._mark(tensor, Source(roots, call, view=False))
+                continue
+            if id(tensor) in sources:
                 continue
             if not tensor.requires_grad:
                 self._mark(tensor, SHARED)
@@ -782,8 +810,29 @@ QUESTIONS = frozenset(
 )
 """Functions that give no gradient to a parameter."""
 COMPLEX = frozenset("add sub mul matmul einsum mm bmm".split())
+WRITES = frozenset(
+    "__setitem__ __iadd__ __isub__ __imul__ __idiv__ __itruediv__ __ipow__ __imatmul__".split()
+)
 LIKE = frozenset("to type_as expand_as view_as reshape_as".split())
 """Functions that take no more than a shape or a type from their second argument."""
+
+
+def _writes(name: str) -> bool:
+    """Whether a function of this name writes into its first argument."""
+    return name in WRITES or (name[-1:] == "_" and name[-2:] != "__" and name != "requires_grad_")
+
+
+def _rewritten(func: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that does to a copy of its first argument what another does in place."""
+    recorded = torch.is_grad_enabled()
+
+    def run(target: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        target = target.clone()
+        with torch.set_grad_enabled(recorded):
+            func(target, *args, **kwargs)
+        return target
+
+    return run
 
 
 def _repeats_ones(before: Tensor, after: Tensor) -> bool:
