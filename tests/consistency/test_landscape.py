@@ -111,6 +111,58 @@ def test_matrix_free_is_dense(curvature, against):
     assert "whole" in dense.meaning
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("against", ["minimum", "point"])
+def test_rows_are_dense(dtype, against):
+    """Beyond 256 parameters Gauss-Newton matrices of few rows are held as rows."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 60), nn.Tanh(), nn.Linear(60, 2)).to(dtype)
+    batches = [[(x[:5].to(dtype), y[:5]), (x[5:].to(dtype), y[5:])] for x, y in map(data, (1, 2))]
+    losses = environment_losses(F.cross_entropy, batches)
+    options = {"method": "quadratic", "epsilon": 0.01, "tolerance": math.inf, "damping": 0.01}
+    options |= {"curvature": "gauss-newton", "against": against}
+    whole = inconsistency(losses, model, dense=True, **options)
+    rows = inconsistency(losses, model, **options)
+    assert "whole" in whole.meaning
+    assert "rows" in rows.meaning
+    exact = dtype is torch.float64
+    torch.testing.assert_close(rows.matrix, whole.matrix, rtol=1e-9 if exact else 1e-4, atol=1e-6)
+    # The witness's step reaches the border of the region in the damped quadratic model.
+    landscape, step = Landscape(losses, model), rows.witness.path[1] - rows.witness.path[0]
+    e, other = rows.witness.pair
+    inner, outer = (
+        float(step @ landscape.gauss_newton_product(i, landscape.origin, step) + 0.01 * step @ step)
+        for i in (e, other)
+    )
+    assert inner / 2 == pytest.approx(0.01, rel=1e-3)
+    if against == "minimum":
+        heights = [landscape.value(i, landscape.origin) for i in (e, other)]
+        assert heights[1] - heights[0] + outer / 2 == pytest.approx(float(rows), rel=1e-3)
+
+
+def test_rows_of_one_environment_alone():
+    """Without curvature a pair's eigenvalue is 1; a criterion that is not convex is refused."""
+    model = nn.Linear(300, 1).double()
+    x = torch.randn(3, 300, dtype=torch.float64)
+    flat, curved = (
+        (torch.zeros_like(x), torch.zeros(3, 1).double()),
+        (x, torch.zeros(3, 1).double()),
+    )
+    model.bias.requires_grad_(False)
+    options = {"epsilon": 0.1, "curvature": "gauss-newton", "damping": 1.0, "tolerance": math.inf}
+    nn.init.zeros_(model.weight)
+    nn.init.zeros_(model.bias)
+    losses = environment_losses(F.mse_loss, [flat, curved])
+    score = inconsistency(losses, model, **options)
+    torch.testing.assert_close(
+        score.matrix, inconsistency(losses, model, dense=True, **options).matrix
+    )
+    assert score.matrix[1, 0] == pytest.approx(0.1)
+    losses = environment_losses(lambda out, _: -out.square().mean(), [flat, curved])
+    with pytest.raises(ValueError, match=r"convex in the model's output.*environment 0.*'hessian'"):
+        inconsistency(losses, model, **options)
+
+
 def test_nothing_of_the_module_changes():
     model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2)).double()
     model[0].weight.requires_grad_(False)

@@ -219,6 +219,68 @@ class Landscape:
 
     def gauss_newton_product(self, e: int, point: Tensor, vector: Tensor) -> Tensor:
         r"""Return :math:`J^\top \nabla^2 \ell J v`, with J the Jacobian of the model's output."""
+        product = torch.zeros_like(vector)
+        with torch.enable_grad():
+            leaf = point.detach().requires_grad_()
+            for value, top, output in self._tops(e, leaf):
+                # J v by differentiating J' u, which is linear in u, once more.
+                dual = torch.zeros_like(output, requires_grad=True)
+                (pulled,) = torch.autograd.grad(output, leaf, dual, create_graph=True)
+                (pushed,) = torch.autograd.grad(pulled, dual, vector, retain_graph=True)
+                (slope,) = torch.autograd.grad(value, top, create_graph=True)
+                (curved,) = torch.autograd.grad(slope, top, pushed)
+                (found,) = torch.autograd.grad(output, leaf, curved)
+                product += found
+        return product
+
+    def gauss_newton_rows(self, e: int, point: Tensor) -> Tensor:
+        r"""Return a matrix F with :math:`J^\top \nabla^2 \ell J = F^\top F`.
+
+        One backward pass for each row of F; few rows of data make few of them.
+        """
+        rows = []
+        with torch.enable_grad():
+            leaf = point.detach().requires_grad_()
+            for value, top, output in self._tops(e, leaf):
+                (slope,) = torch.autograd.grad(value, top, create_graph=True)
+                curvature = torch.stack(
+                    [
+                        torch.autograd.grad(one, top, retain_graph=True)[0].flatten()
+                        for one in slope.flatten()
+                    ]
+                ).double()
+                values, vectors = torch.linalg.eigh((curvature + curvature.mT) / 2)
+                rounding = 1e3 * torch.finfo(output.dtype).eps * float(values.abs().amax())
+                if float(values[0]) < -rounding:
+                    raise ValueError(
+                        "Gauss-Newton needs a criterion that is convex in the model's output. "
+                        f"Found the curvature {float(values[0]):.3g} in environment {e}; take "
+                        "`curvature='hessian'`."
+                    )
+                curved = values > 1e-12 * values[-1]
+                roots = (vectors[:, curved] * values[curved].sqrt()).T.to(output)
+                rows += [
+                    torch.autograd.grad(output, leaf, root.view_as(output), retain_graph=True)[0]
+                    for root in roots
+                ]
+        return torch.stack(rows) if rows else point.new_zeros(0, self.size)
+
+    def output_sizes(self) -> list[list[int]] | None:
+        """Return how many numbers the model puts out, batch by batch, for each environment.
+
+        None where losses are not of that kind.
+        """
+        try:
+            with torch.no_grad():
+                return [
+                    [output.numel() for _, _, output in self._tops(e, self.origin)]
+                    for e in range(self.environments)
+                ]
+        except TypeError:
+            return None
+
+    def _tops(self, e: int, point: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """Yield, batch by batch, the loss as a function of a leaf, that leaf, and the output."""
         loss = self._losses[e]
         if not (isinstance(loss, EnvironmentLoss) and self._holder is not None):
             raise TypeError(
@@ -226,26 +288,14 @@ class Landscape:
                 "`environment_losses` and give the module as `parameters`, or take "
                 "`curvature='hessian'`."
             )
-        product = torch.zeros_like(vector)
-        with torch.enable_grad():
-            leaf = point.detach().requires_grad_()
-            for share, output, targets in self._call(loss.outputs, leaf):
-                if not isinstance(output, Tensor):
-                    raise TypeError(
-                        "Gauss-Newton products need a model whose output is one tensor. Found "
-                        f"`{type(output).__name__}`; take `curvature='hessian'`."
-                    )
-                # J v by differentiating J' u, which is linear in u, once more.
-                dual = torch.zeros_like(output, requires_grad=True)
-                (pulled,) = torch.autograd.grad(output, leaf, dual, create_graph=True)
-                (pushed,) = torch.autograd.grad(pulled, dual, vector, retain_graph=True)
-                top = output.detach().requires_grad_()
-                value = share * loss.criterion(top, targets)
-                (slope,) = torch.autograd.grad(value, top, create_graph=True)
-                (curved,) = torch.autograd.grad(slope, top, pushed)
-                (found,) = torch.autograd.grad(output, leaf, curved)
-                product += found
-        return product
+        for share, output, targets in self._call(loss.outputs, point):
+            if not isinstance(output, Tensor):
+                raise TypeError(
+                    "Gauss-Newton products need a model whose output is one tensor. Found "
+                    f"`{type(output).__name__}`; take `curvature='hessian'`."
+                )
+            top = output.detach().requires_grad_()
+            yield share * loss.criterion(top, targets), top, output
 
     def hessian(self, e: int, point: Tensor) -> Tensor:
         """Return the whole Hessian of environment ``e``."""

@@ -32,6 +32,11 @@ DENSE_UP_TO = 256
 """Parameters up to which whole Hessians are computed unless it is asked otherwise."""
 
 
+ROWS_UP_TO, ROWS_BYTES = 4096, 1_000_000_000
+"""How many rows a pair of Gauss-Newton matrices may have, and how large all may be (in float64), to
+be held as rows."""
+
+
 @dataclass(frozen=True)
 class Span:
     """The range of eigenvalues of a pair, with 0 in it, and where its ends are reached."""
@@ -134,7 +139,9 @@ def quadratic(
             Hessians it has to be positive: networks have flat directions.
         dense: Whether to compute whole Hessians; by default up to 256 parameters. Otherwise
             products with vectors are all that is used (Lanczos, with inverses by conjugate
-            gradients), and the number is a Rayleigh quotient: from below, up to `precision`.
+            gradients), and the number is a Rayleigh quotient: from below, up to `precision`. By
+            default, Gauss-Newton matrices of few rows of data (rows of a pair times outputs up to
+            4096) are held as those rows instead, which is exact and much faster.
         precision: Relative precision of the matrix-free eigenvalue.
         seed: Of the eigensolver's first vector.
     """
@@ -171,6 +178,15 @@ def quadratic(
             f"Parameter `damping` should be positive for {size} parameters: among that many some "
             "direction is flat for one environment and not for another, and the score infinite. "
             f"Found `damping = {damping}`. Use `dense=True` to see for yourself."
+        )
+    if curvature == "gauss-newton" and dense is None and _rows_fit(landscape):
+        rows = _Rows(landscape, damping)
+        _check_slopes(question, rows.solve)
+        return _score(
+            question,
+            rows.span,
+            rows.bend,
+            f"exact for the quadratic model from {of}, through their rows{damped}",
         )
     pencil = _Pencil(landscape, product, damping, precision, seed)
     if curvature == "hessian":
@@ -294,6 +310,68 @@ def _check_slopes(question: Question, solve: Callable[[int, Tensor], Tensor | No
                 f"is {float(slope.norm()):.3g}). Use `method='search'`, which needs no common "
                 "minimum, or raise `tolerance`."
             )
+
+
+def _rows_fit(landscape: Landscape) -> bool:
+    """Return whether the rows of all Gauss-Newton matrices are few enough to be held."""
+    sizes = landscape.output_sizes()
+    if sizes is None:  # the error comes with the first product
+        return False
+    largest = max(size for batches in sizes for size in batches)
+    count = sum(size for batches in sizes for size in batches)
+    most = 2 * max(sum(batches) for batches in sizes)
+    return max(largest, most) <= ROWS_UP_TO and 8 * count * landscape.size <= ROWS_BYTES
+
+
+class _Rows:
+    r"""Damped Gauss-Newton matrices :math:`F_e^\top F_e + \mathrm{damping} I` by their rows.
+
+    What a pair has of eigenvalues other than 1 lies in the space that the rows of both span, so an
+    eigenproblem as small as their number settles it.
+    """
+
+    def __init__(self, landscape: Landscape, damping: float) -> None:
+        self._damping = damping
+        self._rows = [
+            landscape.gauss_newton_rows(e, landscape.origin) for e in range(landscape.environments)
+        ]
+
+    def solve(self, e: int, vector: Tensor) -> Tensor:
+        """Return the product of the inverse with a vector (Woodbury)."""
+        rows, vector = self._rows[e].double(), vector.double()
+        inner = rows @ rows.T + self._damping * torch.eye(len(rows)).to(rows)
+        within = rows.T @ torch.linalg.solve(inner, rows @ vector)
+        solution: Tensor = (vector - within).to(self._rows[e]) / self._damping
+        return solution
+
+    def bend(self, e: int, vector: Tensor) -> float:
+        """Return the curvature along a vector."""
+        vector = vector.double()
+        pushed = self._rows[e].double() @ vector
+        return float(pushed @ pushed + self._damping * vector @ vector)
+
+    def span(self, e: int, other: int) -> Span:
+        """Return the range of eigenvalues of a pair."""
+        first = self._rows[e]
+        both = torch.cat([first, self._rows[other]]).double()
+        values, vectors = torch.linalg.eigh(both @ both.T)
+        seen = values > 1e-12 * float(values.amax() if len(values) else 0.0)
+        # The rows in an orthonormal basis of their span, and that basis.
+        inside = vectors[:, seen] * values[seen].sqrt()
+        basis = both.T @ (vectors[:, seen] / values[seen].sqrt())
+        size, rank = basis.shape
+        ends = []
+        if rank:
+            eye = self._damping * torch.eye(rank).to(inside)
+            split = len(first)
+            below, above = (part.T @ part + eye for part in (inside[:split], inside[split:]))
+            found = _dense_span(below, above)
+            ends = [(found.low, basis @ found.low_at), (found.high, basis @ found.high_at)]
+        if rank < size:  # outside of the span both are the damping alone
+            anywhere = torch.ones(size).to(basis)
+            ends.append((1.0, anywhere - basis @ (basis.T @ anywhere)))
+        low, high = (pick(ends, key=lambda end: end[0]) for pick in (min, max))
+        return Span(low[0], high[0], low[1].to(first), high[1].to(first))
 
 
 class _Pencil:
