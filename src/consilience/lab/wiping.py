@@ -12,7 +12,6 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 from consilience.data import EnvironmentBatchSampler
@@ -97,7 +96,7 @@ def follow(
 def _wipe(model: nn.Module, step: float) -> None:
     for p in model.parameters():
         if p.grad is not None:
-            p.copy_(torch.where(p.grad == 0, F.softshrink(p, step), p))
+            p.copy_(torch.where(p.grad == 0, p - p.sign() * (p.abs() / 10).clamp(max=step), p))
 
 
 def main() -> None:
