@@ -52,6 +52,7 @@ class Uses:
     parameter: int
     count: int = 0
     waiting: dict[int, list[Shares]] = field(default_factory=dict)
+    kept: bool = False  # whether a graph was retained, so that more may come through any use
     tallied: bool = False
 
     def tally(self, count: Count, statistics: frozenset[Statistic]) -> None:
@@ -199,11 +200,11 @@ def shares(
     if slots is None:
         raise ObservationError("The agreement that observed a compiled model is gone.")
     uses = slots.arrive(int(number), found)
-    kept = torch._C._autograd._get_current_graph_task_keep_graph()
+    uses.kept |= torch._C._autograd._get_current_graph_task_keep_graph()
     count = Count()
-    if kept or len(uses.waiting) < uses.count:
+    if uses.kept or len(uses.waiting) < uses.count:
         total = found.total()
-    elif sum(map(len, uses.waiting.values())) == 1:
+    elif len(uses.waiting) == 1:
         total = found.tally(wanted, count.add)
         count.voters = partition.count
         uses.waiting, uses.tallied = {}, True
