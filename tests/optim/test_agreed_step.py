@@ -248,6 +248,30 @@ def test_a_grad_scaler_skips_the_step(fused, masked):
         assert (model.weight != before).reshape(-1).tolist() == expected
 
 
+@pytest.mark.parametrize("masked", ["gradient", "update", "frozen"])
+def test_gradients_may_be_unscaled_and_clipped_before_the_step(masked):
+    model, agreement, _ = made()
+    optimizer = optim.SGD(model.parameters(), 1.0)
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    for seed in range(2):
+        x, y, env = batch(seed)
+        optimizer.zero_grad()
+        with agreement.observe(env):
+            loss = loss_of(model, x, y)
+        scaler.scale(loss).backward()
+        if masked != "update":
+            agreement.apply()
+        scaler.unscale_(optimizer)
+        clip_grad_norm_(model.parameters(), 0.01)
+        before = [p.detach().clone() for p in model.parameters()]
+        agreement.step(optimizer, masked=masked, step=lambda: scaler.step(optimizer))
+        scaler.update()
+        moves = [p - b for p, b in zip(model.parameters(), before, strict=True)]
+        length = torch.nn.utils.get_total_norm(moves).item()
+        assert 0 < length <= 0.01 * (1 + 1e-3)
+        assert (length == pytest.approx(0.01, rel=1e-3)) == (masked != "update")
+
+
 def test_a_second_step_on_the_same_votes():
     model, agreement, optimizer = made()
     voted(model, agreement)

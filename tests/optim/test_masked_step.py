@@ -343,6 +343,81 @@ def test_state_of_another_shape_cannot_be_frozen():
         masked_step(optimizer, {weight: torch.ones(3)}, masked="frozen")
 
 
+class Stateful(optim.SGD):
+    """Keeps what `made` gives a parameter at its first step."""
+
+    def step(self, closure=None):
+        for p in self.param_groups[0]["params"]:
+            if not self.state[p]:
+                self.state[p].update(self.made(p.detach()))
+            p.data.sub_(0.1 * p.grad)
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        lambda p: {"history": [p.clone(), p.clone()]},
+        lambda p: {"nested": {"average": p.clone()}},
+    ],
+)
+def test_state_in_containers_cannot_be_frozen(made):
+    weight, optimizer = weight_of(Stateful)
+    optimizer.made = made
+    with pytest.raises(RuntimeError, match=r"Stateful keeps `\w+` of several for a parameter"):
+        masked_step(optimizer, {weight: torch.ones(3)}, masked="frozen")
+
+
+def test_state_that_begins_somewhere_unknown_cannot_be_frozen_on_the_first_step():
+    """Slow copies of the weights, say, which would be put back to 0."""
+    weight, optimizer = weight_of(Stateful)
+    optimizer.made = lambda p: {"slow": p.clone(), "flags": [1, "a"], "number": torch.ones(1)}
+    with pytest.raises(RuntimeError, match="Stateful made `slow` on this step"):
+        masked_step(optimizer, {weight: torch.ones(3)}, masked="frozen")
+    masked_step(optimizer, {weight: torch.tensor([1, 0, 1])}, masked="frozen")
+    assert torch.allclose(weight, torch.tensor([0.8, 0.9, 0.8]))
+    assert torch.equal(optimizer.state[weight]["slow"], torch.ones(3))
+
+
+def test_a_wrapper_without_hooks():
+    class Wrapper(optim.Optimizer):
+        def __init__(self, wrapped):
+            self.wrapped = wrapped
+
+        def step(self, closure=None):
+            self.wrapped.step()
+
+    weight, optimizer = weight_of(momentum=0.9)
+    wrapper = Wrapper(optimizer)
+    with pytest.raises(TypeError, match=r"Wrapper was not set up by `torch\.optim\.Optimizer"):
+        masked_step(wrapper, {weight: torch.ones(3)}, masked="update")
+    masked_step(optimizer, {weight: torch.tensor([1, 0, 1])}, masked="update", step=wrapper.step)
+    assert weight.tolist() == pytest.approx([0.9, 1, 0.9])
+
+
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128])
+def test_complex_parameters(dtype):
+    weight, other = (nn.Parameter(torch.ones(2, dtype=dtype)) for _ in range(2))
+    optimizer = optim.SGD([weight, other], lr=0.1)
+    weight.grad, other.grad = torch.ones_like(weight), torch.ones_like(other)
+    with pytest.raises(TypeError, match=r"Masked parameters should be real.*view_as_real"):
+        masked_step(optimizer, {weight: torch.ones(2)}, masked="update")
+    masked_step(optimizer, {weight: None}, masked="update")
+    assert torch.equal(weight, other)
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script_method`:DeprecationWarning")
+@pytest.mark.parametrize("masked", ["update", "frozen"])
+def test_a_compiled_step(masked):
+    (weight, optimizer), (other, plain) = weight_of(optim.Adam), weight_of(optim.Adam)
+    compiled = torch.compile(optimizer.step, backend="eager")
+    keep = torch.tensor([1, 0, 1])
+    for _ in range(3):
+        masked_step(optimizer, {weight: keep}, masked=masked, step=compiled)
+        masked_step(plain, {other: keep}, masked=masked)
+    assert torch.allclose(weight, other)
+    assert weight[1] == 1
+
+
 def test_sparse_gradients():
     embedding = nn.Embedding(5, 2, sparse=True)
     embedding(torch.tensor([1])).sum().backward()

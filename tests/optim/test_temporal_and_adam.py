@@ -447,10 +447,10 @@ def test_sparse_gradients_are_refused():
 
 
 def test_complex_parameters_are_refused():
-    with pytest.raises(ValueError, match="parameters that are real"):
+    with pytest.raises(TypeError, match="should be real"):
         TemporalAndAdam([nn.Parameter(torch.ones(2, dtype=torch.complex64))])
     optimizer = TemporalAndAdam(two_parameters())
-    with pytest.raises(ValueError, match="parameters that are real"):
+    with pytest.raises(TypeError, match="should be real"):
         optimizer.add_param_group({"params": [torch.ones(2, dtype=torch.complex64)]})
     assert len(optimizer.param_groups) == 1
 
@@ -460,6 +460,10 @@ def test_complex_parameters_are_refused():
     [
         ({"lr": -1.0}, ValueError, "`lr = -1.0`"),
         ({"lr": math.nan}, ValueError, "`lr = nan`"),
+        ({"lr": "0.1"}, TypeError, "`lr` should be a number. Found `lr = '0.1'`"),
+        ({"weight_decay": None}, TypeError, "`weight_decay = None`"),
+        ({"betas": (0.9, 0.9, 0.99999)}, ValueError, r"at most 0\.999976.*`betas\[2\] = 0.99999`"),
+        ({"eps": 1e-50}, ValueError, "`eps` should be at least 1.2e-38.*`eps = 1e-50`"),
         ({"lr": torch.ones(2)}, ValueError, "`lr` should be one number"),
         ({"betas": (0.9, 0.999)}, ValueError, "`betas` should be three numbers"),
         ({"betas": (0.9, 1.0, 0.9)}, ValueError, r"`betas\[1\] = 1.0`"),
@@ -482,6 +486,49 @@ def test_settings_outside_their_ranges(setting, error, words):
     with pytest.raises(error, match=words):
         optimizer.add_param_group({"params": two_parameters(), **setting})
     assert len(optimizer.param_groups) == 1
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("threshold", 1.5), ("betas", (0.9, 0.9, 1.0)), ("lr", -1)]
+)
+def test_groups_that_were_changed_to_what_no_setting_may_be(key, value):
+    weights = two_parameters()
+    optimizer = TemporalAndAdam(weights)
+    optimizer.param_groups[0][key] = value
+    with pytest.raises(ValueError, match=key):
+        steps_with(optimizer, weights, 1)
+    assert all((weight == 1).all() for weight in weights)
+    assert not optimizer.state
+
+
+def test_double_precision_allows_more():
+    weights = two_parameters(torch.float64)
+    optimizer = TemporalAndAdam(weights, betas=(0.9, 0.9, 0.99999), threshold=0, eps=1e-50)
+    steps_with(optimizer, weights, 2)
+    assert all(weight.isfinite().all() for weight in weights)
+
+
+def test_states_of_other_optimizers():
+    weights = two_parameters()
+    adam, optimizer = torch.optim.Adam(weights), TemporalAndAdam(weights)
+    with pytest.raises(ValueError, match="`betas` should be three numbers"):
+        optimizer.load_state_dict(adam.state_dict())
+    steps_with(adam, weights, 1)
+    with pytest.raises(ValueError, match=r"no votes.*Found `step`, `exp_avg`, `exp_avg_sq`\."):
+        optimizer.load_state_dict(adam.state_dict())
+    assert optimizer.param_groups[0]["betas"] == (0.9, 0.999, 0.79)
+
+
+def test_parameters_that_change_their_type():
+    """Averages stay what they were; weights go on in the new type."""
+    model = nn.Linear(3, 2)
+    optimizer = TemporalAndAdam(model.parameters(), 0.1, threshold=0.0)
+    for move in (model.float, model.double, model.bfloat16, model.float):
+        move()
+        before = model.weight.detach().clone()
+        steps_with(optimizer, list(model.parameters()), 2)
+        assert (model.weight != before).all()
+        assert optimizer.state[model.weight]["sign_avg"].dtype == torch.float32
 
 
 def test_published_settings_are_the_papers():

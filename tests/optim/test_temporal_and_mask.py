@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn, optim
 
-from consilience.optim import TemporalAndAdam, TemporalAndMask
+from consilience.optim import TemporalAndAdam, TemporalAndMask, masked_step
 
 WRAPPED = {
     "sgd": lambda p: optim.SGD(p, 0.1, momentum=0.9, weight_decay=0.1),
@@ -309,6 +309,56 @@ def test_what_cannot_be_wrapped():
 def test_settings_outside_their_ranges(settings_, words):
     with pytest.raises(ValueError, match=words):
         TemporalAndMask(optim.SGD(ones(), 0.1), **{"beta": 0.9, "threshold": 0.5, **settings_})
+
+
+def test_parameters_that_cannot_vote():
+    complex_ = nn.Parameter(torch.ones(2, dtype=torch.complex128))
+    with pytest.raises(TypeError, match=r"should be real.*complex128.*view_as_real"):
+        TemporalAndMask(optim.SGD([complex_], 0.1), 0.5, 0.5)
+    (weight,) = ones((2,), dtype=torch.float32)
+    mask = TemporalAndMask(optim.SGD([weight], 0.1), 0.5, 0.5)
+    with pytest.raises(TypeError, match="should be real"):
+        mask.add_param_group({"params": [complex_]})
+    weight.grad = torch.ones(2)
+    mask.step()  # nothing was added
+    assert len(mask.param_groups) == 1
+    with pytest.raises(ValueError, match=r"at most 0\.999976 .* `beta = 0\.99999`"):
+        TemporalAndMask(optim.SGD([weight], 0.1), 0.99999, 0.5)
+    TemporalAndMask(optim.SGD(ones((2,)), 0.1), 0.99999, 0.5)  # in double
+
+
+def test_votes_are_frozen_with_the_state():
+    (weight,) = ones((2,))
+    mask = TemporalAndMask(optim.SGD([weight], 0.1, momentum=0.9), 0.5, 0.0)
+    for keep in ([1, 0], [1, 1], [1, 0]):
+        weight.grad = torch.ones_like(weight)
+        masked_step(mask, {weight: torch.tensor(keep)}, masked="frozen")
+    assert mask._averages[weight][1].tolist() == [0.875, 0.5]
+    assert mask.state[weight]["momentum_buffer"].tolist() == pytest.approx([2.71, 1])
+
+
+@pytest.mark.parametrize(("rescale", "most"), [("none", 1), ("norm", 1), ("count", 3)])
+def test_clipping_before_the_mask_and_after_it(rescale, most):
+    limit = 3.0 if rescale == "count" else None
+    weights, length = ones((8,), (5,)), 0.01
+    mask = TemporalAndMask(optim.SGD(weights, 1.0), 0.5, 0.6, rescale=rescale, max_rescale=limit)
+    steps_with(mask, weights, 5)
+    for seed in range(4):
+        generator = torch.Generator().manual_seed(seed)
+        for weight in weights:
+            weight.grad = torch.randn(weight.shape, generator=generator, dtype=torch.float64)
+        nn.utils.clip_grad_norm_(weights, length)
+        mask.step()
+        assert nn.utils.get_total_norm([w.grad for w in weights]) <= most * length * (1 + 1e-9)
+    mask.optimizer.register_step_pre_hook(lambda *_: clip(weights, length))
+    before = copy.deepcopy(weights)
+    steps_with(mask, weights, 1)
+    moved = nn.utils.get_total_norm([w - b for w, b in zip(weights, before, strict=True)])
+    assert moved.item() == pytest.approx(length, rel=1e-3)
+
+
+def clip(weights, length):
+    nn.utils.clip_grad_norm_(weights, length)
 
 
 def test_a_state_without_votes():

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from itertools import chain
 from typing import Any, Literal, TypeVar, get_args
 
 import torch
@@ -22,6 +24,13 @@ T = TypeVar("T")
 
 _SHARED_STATE = ("step", "mu", "eta", "mu_product")
 """One number for a whole parameter, which a parameter without dimensions could be mistaken for."""
+
+_BEGINS_AT_0 = (
+    "momentum_buffer",
+    *("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "exp_inf"),
+    *("square_avg", "grad_avg", "acc_delta", "sum", "ax", "prev", "sign_avg"),
+)
+"""State that is 0 before the first step, by the names that optimizers give it."""
 
 
 def masked_step(
@@ -58,9 +67,10 @@ def masked_step(
 
     The values held back are copied before the step and put back after it, so all is exact, in
     loops, foreach and fused alike, for every optimizer that keeps its state as tensors of the
-    parameter's shape. What it keeps as one number per parameter (the number of steps behind
-    Adam's bias correction) goes on also for ``frozen``. State that the optimizer makes on this
-    step is taken to begin at 0 (at ``lr`` for the step sizes of Rprop).
+    parameter's shape; ``frozen`` raises where state is of any other. What it keeps as one number
+    per parameter (the number of steps behind Adam's bias correction) goes on also for
+    ``frozen``. The averages of torch's optimizers that are made on this step begin at 0 (at
+    ``lr`` the step sizes of Rprop); where other state begins is not known, and ``frozen`` raises.
 
     Memory while stepping: nothing for ``gradient``, a copy of the parameters for ``update``,
     and of parameters and state for ``frozen`` (three floats per parameter with Adam).
@@ -173,7 +183,7 @@ class _Changes:
                     old = self.states.pop(parameter)
                     for key, now in self._componentwise(parameter).items():
                         if key not in old:
-                            old[key] = torch.full_like(now, self._start(key, group))
+                            old[key] = self._beginning(key, now, group)
                         put_back_(now, masked, old.pop(key))
         for group, decay in self.decays:
             if self.decay == "after":
@@ -190,23 +200,45 @@ class _Changes:
     def _componentwise(self, parameter: Tensor) -> dict[str, Tensor]:
         """Return the state of a parameter that has a value for each of its components."""
         found = {}
-        for key, value in self.optimizer.state.get(parameter, {}).items():
-            if key in _SHARED_STATE or not isinstance(value, Tensor):
+        state = dict(self.optimizer.state.get(parameter, {}))
+        if hasattr(self.optimizer, "_votes_of"):  # TemporalAndMask
+            state.update(self.optimizer._votes_of(parameter))
+        for key, value in state.items():
+            if key in _SHARED_STATE:
                 continue
-            if value.shape == parameter.shape:
+            if isinstance(value, Tensor) and value.shape == parameter.shape:
                 found[key] = value
-            elif value.numel() > 1:
+            elif any(tensor.numel() > 1 for tensor in _tensors(value)):
+                what = f"shape {list(value.shape)}" if isinstance(value, Tensor) else "several"
                 raise RuntimeError(
                     "`masked = 'frozen'` needs state of the shape of the parameter. "
-                    f"{type(self.optimizer).__name__} keeps `{key}` of shape {list(value.shape)} "
+                    f"{type(self.optimizer).__name__} keeps `{key}` of {what} "
                     f"for a parameter of shape {list(parameter.shape)}. Use `masked = 'update'`."
                 )
         return found
 
-    def _start(self, key: str, group: dict[str, Any]) -> float:
+    def _beginning(self, key: str, now: Tensor, group: dict[str, Any]) -> Tensor:
+        """Return what state that was made on this step was before it."""
         if key == "step_size" and isinstance(self.optimizer, Rprop):
-            return float(group["lr"])
-        return 0.0
+            return torch.full_like(now, float(group["lr"]))
+        if key not in _BEGINS_AT_0:
+            raise RuntimeError(
+                f"{type(self.optimizer).__name__} made `{key}` on this step, and with what it "
+                "began is not known, so `masked = 'frozen'` cannot put it back. The step was "
+                "taken, and this state is not frozen. Use `masked = 'update'`, at least for the "
+                "first step."
+            )
+        return torch.zeros_like(now)
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    """Yield the tensors in a piece of state."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, Mapping):
+        yield from chain.from_iterable(map(_tensors, value.values()))
+    elif isinstance(value, list | tuple | deque):
+        yield from chain.from_iterable(map(_tensors, value))
 
 
 def refuse_unmaskable(optimizer: Optimizer) -> None:
@@ -214,6 +246,12 @@ def refuse_unmaskable(optimizer: Optimizer) -> None:
     if not isinstance(optimizer, Optimizer):
         raise TypeError(
             f"`optimizer` should be a `torch.optim.Optimizer`. Found {type(optimizer).__name__}."
+        )
+    if not getattr(type(optimizer).step, "hooked", False):
+        raise TypeError(
+            f"{type(optimizer).__name__} was not set up by `torch.optim.Optimizer.__init__`, and "
+            "its steps have no hooks. Give the optimizer that it wraps, and "
+            "`step = wrapper.step` where there is such an argument."
         )
     if isinstance(optimizer, LBFGS):
         raise ValueError(
@@ -252,6 +290,11 @@ def check_step(
         )
     for parameter in parameters:
         mask, gradient = keep.get(parameter), parameter.grad
+        if mask is not None and parameter.is_complex():
+            raise TypeError(
+                "Masked parameters should be real: a complex number has no sign. Found one of "
+                f"{parameter.dtype}. Optimize `torch.view_as_real` of it."
+            )
         if mask is not None and mask.shape != parameter.shape:
             raise ValueError(
                 "Each mask should have the shape of its parameter. Found a mask of shape "

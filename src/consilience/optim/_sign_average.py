@@ -23,7 +23,11 @@ def bar(threshold: float, beta: float, steps: float | None, dtype: torch.dtype) 
     pass a threshold of 1.
     """
     reachable = 1.0 if steps is None else 1 - beta**steps
-    return threshold * reachable - 2 * torch.finfo(dtype).eps / (1 - beta)
+    return threshold * reachable - _slack(beta, dtype)
+
+
+def _slack(beta: float, dtype: torch.dtype) -> float:
+    return 2 * torch.finfo(dtype).eps / (1 - beta)
 
 
 def keep_above_(values: Tensor, average: Tensor, least: float) -> Tensor:
@@ -64,6 +68,22 @@ def check_temporal(name: str, beta: Any, threshold: Any, *, bias_correction: boo
         )
 
 
+def check_votes_of(parameter: Tensor, name: str, beta: float) -> None:
+    """Raise if a parameter cannot have an average of its gradient's signs."""
+    if not parameter.is_floating_point():
+        raise TypeError(
+            "Parameters should be real and of floating point: a complex number has no sign. Found "
+            f"one of {parameter.dtype}. Optimize `torch.view_as_real` of it."
+        )
+    dtype = average_dtype(parameter)
+    if _slack(beta, dtype) > 0.01:
+        raise ValueError(
+            f"`{name}` should be at most {1 - 200 * torch.finfo(dtype).eps:.6g} for parameters of "
+            f"{parameter.dtype}, whose votes are averaged in {dtype}: beyond, rounding would "
+            f"decide. Found `{name} = {beta!r}`."
+        )
+
+
 def check_gradients(groups: Iterable[dict[str, Any]], who: str) -> None:
     """Raise if a gradient is sparse or not finite. Waits for the device, once."""
     named = list(_named_gradients(groups))
@@ -74,7 +94,7 @@ def check_gradients(groups: Iterable[dict[str, Any]], who: str) -> None:
                 f"voted. Found one for {name}. Set `sparse = False` on the embedding."
             )
     # A sum is finite only if all its terms are. Where it is not, it may also have overflowed.
-    sums = [gradient.sum() for _, gradient in named]
+    sums = [(torch.view_as_real(g) if g.is_complex() else g).sum() for _, g in named]
     if all(map(math.isfinite, _to_floats(sums))):
         return
     for name, gradient in named:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
+from numbers import Real
 from typing import Any, Literal
 
 import torch
@@ -18,6 +19,7 @@ from consilience.optim._sign_average import (
     check_beta,
     check_gradients,
     check_temporal,
+    check_votes_of,
     keep_above_,
 )
 
@@ -138,14 +140,14 @@ class TemporalAndAdam(Optimizer):
         """Add parameters, with settings of their own where the group names them."""
         _check_settings({**self.defaults, **param_group})
         super().add_param_group(param_group)
-        for parameter in param_group["params"]:
-            if not parameter.is_floating_point():
-                self.param_groups.pop()
-                raise ValueError(
-                    "TemporalAndAdam takes parameters that are real: a complex gradient has a "
-                    f"phase where a vote needs a sign. Found one of type {parameter.dtype}. "
-                    "Optimize `torch.view_as_real` of it."
-                )
+        group = self.param_groups[-1]
+        try:
+            for parameter in group["params"]:
+                check_votes_of(parameter, "betas[2]", group["betas"][2])
+                _check_eps(parameter, group["eps"])
+        except (TypeError, ValueError):
+            self.param_groups.pop()
+            raise
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
@@ -163,6 +165,8 @@ class TemporalAndAdam(Optimizer):
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _prepare(self, *, compiling: bool = False) -> list[_Bucket]:
         """Check the gradients, count the step, and sort the work into buckets."""
+        for group in self.param_groups:
+            _check_settings(group)  # which may have been changed since
         check_gradients(self.param_groups, "TemporalAndAdam")
         buckets: list[_Bucket] = []
         for group in self.param_groups:
@@ -195,6 +199,14 @@ class TemporalAndAdam(Optimizer):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue from what :meth:`state_dict` returned; nothing is shared with it."""
+        for state in state_dict["state"].values():
+            if "sign_avg" not in state:
+                raise ValueError(
+                    "This state has no votes (`sign_avg`): it is that of another optimizer. "
+                    f"Found {', '.join(f'`{key}`' for key in state)}."
+                )
+        for group in state_dict["param_groups"]:
+            _check_settings({**self.defaults, **group})
         super().load_state_dict(state_dict)
         ours = chain.from_iterable(group["params"] for group in self.param_groups)
         theirs = chain.from_iterable(group["params"] for group in state_dict["param_groups"])
@@ -332,6 +344,9 @@ def _check_settings(settings: dict[str, Any]) -> None:
     lr = settings["lr"]
     if isinstance(lr, Tensor) and lr.numel() != 1:
         raise ValueError(f"`lr` should be one number. Found a tensor of shape {list(lr.shape)}.")
+    for name, kinds in (("lr", Real | Tensor), ("eps", Real), ("weight_decay", Real)):
+        if not isinstance(settings[name], kinds):
+            raise TypeError(f"`{name}` should be a number. Found `{name} = {settings[name]!r}`.")
     if not lr >= 0:  # also refuses NaN
         raise ValueError(f"`lr` should be 0 or more. Found `lr = {lr!r}`.")
     betas = settings["betas"]
@@ -361,4 +376,14 @@ def _check_settings(settings: dict[str, Any]) -> None:
     if settings["decay"] not in ("after", "before"):
         raise ValueError(
             f"`decay` should be 'after' or 'before'. Found `decay = {settings['decay']!r}`."
+        )
+
+
+def _check_eps(parameter: Tensor, eps: float) -> None:
+    dtype = average_dtype(parameter)
+    if eps < torch.finfo(dtype).tiny:
+        raise ValueError(
+            f"`eps` should be at least {torch.finfo(dtype).tiny:.2g} for parameters of "
+            f"{parameter.dtype}, whose averages are in {dtype}: a smaller one is 0 there. "
+            f"Found `eps = {eps!r}`."
         )

@@ -18,7 +18,13 @@ from consilience.optim._masked_step import (
     masked_step,
     refuse_unmaskable,
 )
-from consilience.optim._sign_average import average_dtype, bar, check_gradients, check_temporal
+from consilience.optim._sign_average import (
+    average_dtype,
+    bar,
+    check_gradients,
+    check_temporal,
+    check_votes_of,
+)
 from consilience.rules._rescaling import Rescale, check_rescale, rescale_kept
 
 _KEY = "temporal_and_mask"
@@ -93,6 +99,8 @@ class TemporalAndMask(Optimizer):
         self.on, self.decay, self.bias_correction = on, decay, bias_correction
         self._averages: dict[Tensor, tuple[int, Tensor]] = {}
         self._known = _parameters(optimizer)
+        for parameter in self._known:
+            check_votes_of(parameter, "beta", self.beta)
         self.rescale, self.max_rescale = check_rescale(rescale, max_rescale)
         if self.rescale != "none" and on != "gradient":
             raise ValueError(
@@ -146,6 +154,11 @@ class TemporalAndMask(Optimizer):
         least = bar(self.threshold, self.beta, counted, average.dtype)
         return torch.gt(average.abs(), least)
 
+    def _votes_of(self, parameter: Tensor) -> dict[str, Tensor]:
+        """Return the votes as state of a parameter, to be frozen with the rest of it."""
+        found = self._averages.get(parameter)
+        return {} if found is None else {"sign_avg": found[1]}
+
     def _mask(self, gradient: Tensor | None, keep: Tensor) -> None:
         assert gradient is not None  # noqa: S101
         if self.rescale == "none":
@@ -169,6 +182,12 @@ class TemporalAndMask(Optimizer):
         """Add parameters to the wrapped optimizer, with settings of their own."""
         self._check_parameters()
         self.optimizer.add_param_group(param_group)
+        try:
+            for parameter in self.param_groups[-1]["params"]:
+                check_votes_of(parameter, "beta", self.beta)
+        except (TypeError, ValueError):
+            self.param_groups.pop()
+            raise
         self._known = _parameters(self.optimizer)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
