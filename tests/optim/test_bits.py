@@ -2,6 +2,7 @@ import pytest
 import torch
 
 from consilience.optim._bits import keep_, put_back_
+from consilience.optim._pieces import ROOM
 
 VALUES = [0.0, -0.0, 1.5, -2.0, float("inf"), -float("inf"), float("nan"), 6e-8]
 
@@ -18,6 +19,15 @@ def test_every_bit_is_that_of_torch_where(dtype):
     assert bits_of(put_back_(new.clone(), mask, old.clone())) == bits_of(expected)
     expected = torch.where(mask, new, torch.zeros((), dtype=dtype))
     assert bits_of(keep_(new.clone(), mask)) == bits_of(expected)
+
+
+@pytest.mark.parametrize("room", [1, 3, 64])
+def test_pieces_change_nothing(monkeypatch, room):
+    monkeypatch.setitem(ROOM, "cpu", room)
+    new, old = torch.randn(2, 7, 3, generator=torch.Generator().manual_seed(0)).unbind()
+    mask = new > old
+    expected = torch.where(mask, old, new)
+    assert torch.equal(put_back_(new, mask, old), expected)
 
 
 def test_any_layout():

@@ -13,7 +13,7 @@ from torch import nn
 from torch._dynamo.testing import CompileCounterWithBackend
 
 from consilience.optim import PUBLISHED_SETTINGS, TemporalAndAdam
-from consilience.optim import _temporal_and_adam as module
+from consilience.optim._pieces import ROOM
 
 KEYS = ("exp_avg", "exp_avg_sq", "sign_avg")
 
@@ -153,7 +153,7 @@ def test_buckets_change_nothing(monkeypatch, correct):
     shapes = [(3, 5), (7,), (40,), (2, 2, 2), (), (9,)]
     results = []
     for room, foreach in ((2**18, None), (16, None), (7, None), (1, True), (2**18, False)):
-        monkeypatch.setitem(module._ROOM, True, room)
+        monkeypatch.setitem(ROOM, "cpu", room)
         parameters = [nn.Parameter(torch.ones(shape)) for shape in shapes]
         optimizer = TemporalAndAdam(parameters, 0.1, bias_correction=correct, foreach=foreach)
         steps_with(optimizer, parameters, 5)
@@ -164,7 +164,7 @@ def test_buckets_change_nothing(monkeypatch, correct):
 
 
 def test_work_is_cut_into_buckets(monkeypatch):
-    monkeypatch.setitem(module._ROOM, True, 10)
+    monkeypatch.setitem(ROOM, "cpu", 10)
     parameters = [nn.Parameter(torch.ones(size)) for size in (4, 5, 2, 33, 1)]
     parameters.append(nn.Parameter(torch.ones(1, dtype=torch.float64)))
     parameters.append(nn.Parameter(torch.ones(7, 3).t()))

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from torch import nn, optim
 
 from consilience.optim import TemporalAndAdam, TemporalAndMask, masked_step
+from consilience.optim._pieces import ROOM
 
 WRAPPED = {
     "sgd": lambda p: optim.SGD(p, 0.1, momentum=0.9, weight_decay=0.1),
@@ -95,6 +96,20 @@ def test_of_adam_on_updates_with_decay_after_is_the_algorithm():
     steps_with(algorithm, theirs, 9)
     for a, b in zip(ours, theirs, strict=True):
         assert torch.allclose(a, b, rtol=1e-12, atol=0)
+
+
+@on
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16])
+def test_pieces_change_nothing(monkeypatch, on, dtype):
+    results = []
+    for room in (2**18, 3, 5):
+        monkeypatch.setitem(ROOM, "cpu", room)
+        weights = ones((3, 5), (2,), (), dtype=dtype)
+        mask = TemporalAndMask(optim.SGD(weights, 0.1, momentum=0.9, foreach=False), 0.7, 0.4, on)
+        steps_with(mask, weights, 6)
+        results.append([*weights, *(weight.grad for weight in weights)])
+    for other in results[1:]:
+        assert all(map(torch.equal, results[0], other))
 
 
 @settings(max_examples=40, deadline=None)

@@ -10,6 +10,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from consilience.optim._pieces import pieces, room_on
+
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -24,8 +26,9 @@ def put_back_(tensor: Tensor, masked: Tensor, old: Tensor) -> Tensor:
 
     The old tensor is overwritten.
     """
-    difference = _bits(old).bitwise_xor_(_bits(tensor)).bitwise_and_(_ones(masked, tensor))
-    _bits(tensor).bitwise_xor_(difference)
+    for new, mask, difference in pieces((tensor, masked, old), room_on(tensor.device)):
+        bits = _bits(difference).bitwise_xor_(_bits(new)).bitwise_and_(_ones(mask, new))
+        _bits(new).bitwise_xor_(bits)
     return tensor
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from numbers import Real
@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.optimizer import ParamsT
 
+from consilience.optim._pieces import pieces, room_on
 from consilience.optim._sign_average import (
     average_dtype,
     bar,
@@ -39,10 +40,8 @@ PUBLISHED_SETTINGS: tuple[dict[str, Any], ...] = tuple(
 :math:`\\beta_2`; 0.999 is Adam's.
 """
 
-_ROOM = {True: 2**18, False: 2**24}
-"""Components that are worked on together, on a processor and elsewhere. Few enough that what is
-read again is still in the processor's cache and that temporaries are small; enough that the calls
-cost nothing beside the work. benchmarks/optimizer_step.py has the times."""
+
+_AVERAGES = ("exp_avg", "exp_avg_sq", "sign_avg")
 
 
 class TemporalAndAdam(Optimizer):
@@ -174,10 +173,12 @@ class TemporalAndAdam(Optimizer):
             for parameter in group["params"]:
                 if parameter.grad is None:
                     continue
-                room = 0 if group["foreach"] is False else _ROOM[parameter.device.type == "cpu"]
+                room = 0 if group["foreach"] is False else room_on(parameter.device)
                 state = self._state_of(parameter)
+                averages = [state[key] for key in _AVERAGES]
                 numbers = _numbers(group, state)
-                for piece in _pieces(parameter, state, 0 if compiling else room):
+                whole = (parameter, parameter.grad, *averages)
+                for piece in pieces(whole, 0 if compiling else room):
                     used += piece[0].numel()
                     if used > room or kind != (parameter.device, parameter.dtype):
                         buckets.append(_Bucket(group))
@@ -192,7 +193,7 @@ class TemporalAndAdam(Optimizer):
         state: dict[str, Tensor] = self.state[parameter]
         if not state:
             state["step"] = torch.tensor(0.0)
-            for key in ("exp_avg", "exp_avg_sq", "sign_avg"):
+            for key in _AVERAGES:
                 state[key] = torch.zeros_like(parameter, dtype=average_dtype(parameter))
         state["step"] += 1
         return state
@@ -268,16 +269,6 @@ def _numbers(group: dict[str, Any], state: dict[str, Tensor]) -> tuple[float, fl
         correction1, correction2 = 1 - beta1**steps, 1 - beta2**steps
         eps, rate = eps * correction2, rate * correction2**0.5 / correction1
     return eps, rate, bar(group["threshold"], beta3, steps, state["sign_avg"].dtype)
-
-
-def _pieces(parameter: Tensor, state: dict[str, Tensor], size: int) -> Iterator[tuple[Tensor, ...]]:
-    """Cut a parameter, its gradient and its averages into pieces; all of it at once for size 0."""
-    assert parameter.grad is not None  # noqa: S101
-    whole = (parameter, parameter.grad, state["exp_avg"], state["exp_avg_sq"], state["sign_avg"])
-    if 0 < size < parameter.numel() and all(tensor.is_contiguous() for tensor in whole):
-        yield from zip(*(torch.split(tensor.view(-1), size) for tensor in whole), strict=True)
-    else:
-        yield whole
 
 
 def _average(bucket: _Bucket) -> None:

@@ -18,12 +18,14 @@ from consilience.optim._masked_step import (
     masked_step,
     refuse_unmaskable,
 )
+from consilience.optim._pieces import pieces, room_on
 from consilience.optim._sign_average import (
     average_dtype,
     bar,
     check_gradients,
     check_temporal,
     check_votes_of,
+    keep_above_,
 )
 from consilience.rules._rescaling import Rescale, check_rescale, rescale_kept
 
@@ -135,37 +137,41 @@ class TemporalAndMask(Optimizer):
                 loss = closure()
         self._check_parameters()
         check_gradients(self.param_groups, "TemporalAndMask")
-        keep = {p: self._vote(p, p.grad) for p in self._known if p.grad is not None}
-        if self.on == "gradient":
-            for parameter, mask in keep.items():
-                self._mask(parameter.grad, mask)
+        keep: dict[Tensor, Tensor | None] = {}
+        for parameter in self._known:
+            if parameter.grad is not None:
+                keep[parameter] = self._vote(parameter, parameter.grad)
         masked_step(self.optimizer, keep, masked=self.on, decay=self.decay)
         return loss
 
-    def _vote(self, parameter: Tensor, gradient: Tensor) -> Tensor:
-        """Count a gradient's signs, and return where they agree with those before."""
+    def _vote(self, parameter: Tensor, gradient: Tensor) -> Tensor | None:
+        """Count a gradient's signs, and mask it, or return where they agree with those before."""
         if parameter not in self._averages:
             zeros = torch.zeros_like(parameter, dtype=average_dtype(parameter))
             self._averages[parameter] = (0, zeros)
         steps, average = self._averages[parameter]
         self._averages[parameter] = (steps + 1, average)
-        average.lerp_(gradient.sign().to(average.dtype), 1 - self.beta)
         counted = steps + 1 if self.bias_correction else None
         least = bar(self.threshold, self.beta, counted, average.dtype)
-        return torch.gt(average.abs(), least)
+        in_place = self.on == "gradient" and self.rescale == "none"
+        for g, a in pieces((gradient, average), room_on(gradient.device)):
+            a.lerp_(g.sign().to(a.dtype), 1 - self.beta)
+            if in_place and g.dtype == a.dtype:
+                keep_above_(g, a, least)
+            elif in_place:
+                keep_(g, a.abs() > least)
+        if in_place:
+            return None
+        keep = average.abs() > least
+        if self.on == "gradient":
+            kept = keep_(gradient.clone(), keep)
+            gradient.copy_(rescale_kept(kept, gradient, keep, self.rescale, self.max_rescale))
+        return keep
 
     def _votes_of(self, parameter: Tensor) -> dict[str, Tensor]:
         """Return the votes as state of a parameter, to be frozen with the rest of it."""
         found = self._averages.get(parameter)
         return {} if found is None else {"sign_avg": found[1]}
-
-    def _mask(self, gradient: Tensor | None, keep: Tensor) -> None:
-        assert gradient is not None  # noqa: S101
-        if self.rescale == "none":
-            keep_(gradient, keep)
-        else:
-            kept = keep_(gradient.clone(), keep)
-            gradient.copy_(rescale_kept(kept, gradient, keep, self.rescale, self.max_rescale))
 
     def _check_parameters(self) -> None:
         now = _parameters(self.optimizer)
