@@ -173,6 +173,22 @@ def test_keeps_the_dtype_and_counts_in_single_precision(rule, dtype):
 
 
 @every_rule
+@pytest.mark.parametrize("environments", [257, 2049, 5000])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_combines_many_environments_in_half_precision(rule, environments, dtype):
+    """Half precision cannot count them, and a share of a small gradient is nothing in it."""
+    gradients = torch.ones(environments, 3, dtype=dtype)
+    gradients[:, 1] = 1e-6
+    gradients[0, 2] = -1.0
+    half, single = rule.combine(gradients), rule.combine(gradients.float())
+    assert half.dtype == dtype
+    tiny = torch.finfo(dtype).smallest_normal * torch.finfo(dtype).eps
+    torch.testing.assert_close(
+        half.float(), single, rtol=2 * torch.finfo(dtype).eps, atol=float(tiny)
+    )
+
+
+@every_rule
 def test_any_memory_format(rule):
     stack = some_stack(shape=(4, 6, 3, 5))
     expected = rule.combine(stack)
@@ -294,6 +310,12 @@ def test_sand_mask_survives_squares_that_vanish():
 @pytest.mark.parametrize("bad", [torch.tensor(1.0), torch.empty(0, 3)])
 def test_combine_needs_environments(bad):
     with pytest.raises(ValueError, match=r"`gradients` should be stacked as \[environments, ...\]"):
+        Mean().combine(bad)
+
+
+@pytest.mark.parametrize("bad", [[[1.0], [2.0]], torch.ones(2, 3, dtype=torch.complex64), None])
+def test_combine_needs_a_tensor_of_real_numbers(bad):
+    with pytest.raises(TypeError, match="`gradients` should be a tensor of real numbers"):
         Mean().combine(bad)
 
 

@@ -1,10 +1,21 @@
 import math
+import time
 from fractions import Fraction
 
+import numpy as np
 import pytest
 import torch
+from scipy.stats import binom
 
-from consilience.rules import AndMask, Tally, XorMask, null_keep_rate, quorum
+from consilience.rules import (
+    AndMask,
+    MajoritySign,
+    SoftMask,
+    Tally,
+    XorMask,
+    null_keep_rate,
+    quorum,
+)
 from consilience.rules._threshold import _EXACT_UP_TO
 
 UP_TO = 200
@@ -76,6 +87,33 @@ def test_chances_are_exact():
 def test_chances_of_many_voters(voters, threshold):
     exact = exact_rate(voters, Fraction(threshold).limit_denominator(1000))
     assert null_keep_rate(voters, threshold) == pytest.approx(float(exact), rel=1e-9)
+
+
+@pytest.mark.parametrize("voters", [1, 2, 7, 40, 41, _EXACT_UP_TO + 1])
+@pytest.mark.parametrize("threshold", [0, 0.05, 0.5, 0.8, 1])
+def test_mean_of_a_soft_mask_over_coin_flips(voters, threshold):
+    votes = np.abs(2 * np.arange(voters + 1) - voters)
+    chance = binom.pmf(np.arange(voters + 1), voters, 0.5)
+    mask = np.where(votes >= quorum(voters, threshold), 1.0, votes / voters)
+    found = SoftMask(threshold).null_keep_rate(voters)
+    assert found == pytest.approx(mask @ chance, rel=1e-8)
+
+
+@pytest.mark.parametrize("rule", [AndMask(0.8), SoftMask(0.8), XorMask(0.01), MajoritySign()])
+def test_chances_of_a_million_voters_take_no_time(rule):
+    started = time.process_time()
+    assert 0 <= rule.null_keep_rate(10**6) <= 1
+    assert time.process_time() - started < 1
+
+
+@pytest.mark.parametrize("voters", [1, 2, 3, 10, 33, 80, 1000, 100_000])
+def test_chances_are_those_of_scipy(voters):
+    for threshold in (0.0, 0.07, 0.1, 0.2, 1 / 3, 0.6, 2 / 3, 0.7, 0.99, 1.0):
+        least = quorum(voters, threshold)
+        expected = min(1.0, 2 * binom.sf((voters + least + 1) // 2 - 1, voters, 0.5))
+        expected = expected if least else 1.0
+        found = null_keep_rate(voters, threshold)
+        assert found == pytest.approx(expected, rel=1e-8, abs=1e-300)
 
 
 def test_chances_end_at_zero_and_one():

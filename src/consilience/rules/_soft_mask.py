@@ -11,6 +11,7 @@ from consilience.rules._threshold import (
     chance_of_at_least,
     check_threshold,
     check_voters,
+    mean_beyond,
     quorum,
 )
 
@@ -62,10 +63,6 @@ class SoftMask(Rule):
         check_voters(voters)
         if voters == 0:
             return 1.0
-        # The mean of a mask that rises in steps of 1/d, summed over the steps that it reaches.
         least = quorum(voters, self.threshold)
-        below = sum(
-            chance_of_at_least(votes, voters) - chance_of_at_least(least, voters)
-            for votes in range(1, least)
-        )
-        return chance_of_at_least(least, voters) + below / voters
+        below = mean_beyond(1, voters) - mean_beyond(least, voters)
+        return chance_of_at_least(least, voters) + max(0.0, below) / voters

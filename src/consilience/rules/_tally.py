@@ -66,15 +66,23 @@ class Tally:
     @classmethod
     def of(cls, gradients: Tensor, statistics: frozenset[Statistic]) -> Tally:
         """Tally gradients stacked as ``[environments, ...]``; their mean is the gradient."""
+        if not isinstance(gradients, Tensor) or gradients.is_complex():
+            what = gradients.dtype if isinstance(gradients, Tensor) else type(gradients).__name__
+            raise TypeError(
+                "Parameter `gradients` should be a tensor of real numbers, stacked as "
+                f"[environments, ...]. Found {what}."
+            )
         if gradients.dim() == 0 or len(gradients) == 0:
             raise ValueError(
                 "Parameter `gradients` should be stacked as [environments, ...], with one "
                 f"environment or more. Found `gradients.shape = {list(gradients.shape)}`."
             )
         voters = len(gradients)
-        shares = gradients / voters
+        # Half precision cannot count past 2048 (or 256), and a share may vanish in it.
+        shares = gradients.to(torch.promote_types(gradients.dtype, torch.float32)) / voters
         found = {statistic.value: statistic.of(shares) for statistic in statistics}
-        return cls(gradient=shares.sum(0), voters=voters, **found)
+        dtype = gradients.dtype if gradients.is_floating_point() else shares.dtype
+        return cls(gradient=shares.sum(0).to(dtype), voters=voters, **found)
 
     def get(self, statistic: Statistic) -> Tensor:
         """Return a statistic, or raise if it was not counted."""
@@ -85,9 +93,3 @@ class Tally:
                 f"`Statistic.{statistic.name}` to the rule's `statistics`."
             )
         return found
-
-
-def zeros_like_tally(parameter: Tensor) -> Tensor:
-    """Return a fresh accumulator for a statistic of a parameter."""
-    dtype = parameter.dtype if parameter.dtype.itemsize >= 4 else torch.float32
-    return torch.zeros_like(parameter, dtype=dtype, requires_grad=False)

@@ -85,19 +85,32 @@ def chance_of_at_least(least: int, voters: int) -> float:
             ways = ways * (voters - positive) // (positive + 1)
             total += ways
         return 2 * total / (1 << voters)
-    log_first = (
-        math.lgamma(voters + 1)
-        - math.lgamma(first + 1)
-        - math.lgamma(voters - first + 1)
-        - voters * math.log(2)
-    )
     term = total_ratio = 1.0
     for positive in range(first, voters):
         term *= (voters - positive) / (positive + 1)
         total_ratio += term
         if term < total_ratio * 1e-17:
             break
-    return min(1.0, 2 * math.exp(log_first) * total_ratio)
+    return min(1.0, 2 * _chance_of(first, voters) * total_ratio)
+
+
+def mean_beyond(least: int, voters: int) -> float:
+    """Return the mean size of the votes of fair coins, counted as 0 where it is below ``least``."""
+    # (2u - d) C(d, u), summed from u = k to d, telescopes to k C(d, k).
+    first = (voters + least + 1) // 2
+    return 2 * first * _chance_of(first, voters)
+
+
+def _chance_of(positive: int, voters: int) -> float:
+    """Return the chance of a number of positive signs among fair coins."""
+    if voters <= _EXACT_UP_TO:
+        return math.comb(voters, positive) / (1 << voters)
+    return math.exp(
+        math.lgamma(voters + 1)
+        - math.lgamma(positive + 1)
+        - math.lgamma(voters - positive + 1)
+        - voters * math.log(2)
+    )
 
 
 def check_threshold(threshold: float) -> float:
