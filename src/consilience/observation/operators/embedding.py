@@ -69,8 +69,6 @@ def index(call: Call, input: Tensor, *args: Any, **kwargs: Any) -> Plan:  # noqa
         where, dim = args[0], 0
     if dim != 0 or not isinstance(where, Tensor) or where.dtype not in (torch.int64, torch.int32):
         raise call.unsupported("rows pick from a parameter by more than one index of integers")
-    if call.weight(input) is None:
-        raise call.unsupported("a parameter picks from rows")
     return _lookup(call, input, where)
 
 
@@ -103,8 +101,6 @@ def embedding_bag(
     if bags % call.mode.rows:
         raise call.unsupported(f"it makes {bags} bags of {call.mode.rows} rows")
     layout = call.mode.marked_layout(offsets) or PLAIN
-    if layout.dim != 0:
-        raise call.unsupported("its bags are not in dimension 0")
     if include_last_offset and layout.index is not None:
         layout = Layout(0, layout.index[:bags])
     partition = call.mode.partition(bags, layout)

@@ -165,10 +165,10 @@ def _slopes(
 @operator("prelu")
 def prelu(call: Call, input: Tensor, weight: Tensor) -> Plan:  # noqa: A002
     """Observe ``max(0, x) + w * min(0, x)``, with a weight per channel or one for all."""
-    layout = call.layout(input)
-    partition = call.partition(input, layout)
     if call.weight(weight) is None or call.weight(input) is not None:
         raise call.unsupported("its input comes from a parameter")
+    layout = call.layout(input)
+    partition = call.partition(input, layout)
     target = weight.shape
     shape = torch.Size([1] * input.dim())
     if weight.numel() > 1:
@@ -268,13 +268,12 @@ def setitem(call: Call, target: Tensor, index: Any, value: Tensor) -> Plan:
 
     Not: writing rows into a parameter.
     """
+    if call.weight(value) is None:
+        raise call.unsupported("it writes rows into a parameter")
     layout = call.layout(target)
-    position = call.weight(value)
     parts = index if isinstance(index, tuple) else (index,)
     whole = len(parts) > layout.dim and all(part == slice(None) for part in parts[: layout.dim + 1])
     basic = all(part is Ellipsis or isinstance(part, (int, slice)) for part in parts)
-    if position is None:
-        raise call.unsupported("it writes rows into a parameter")
     written = layout if basic and whole else after_index(target, index, layout, call.mode.rows)
     if isinstance(written, Scattered):
         raise call.unsupported("the rows that it writes a parameter into cannot be told")

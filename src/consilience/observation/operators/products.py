@@ -231,14 +231,12 @@ def addmm(
 
 @operator("einsum")
 def einsum(call: Call, equation: str, *operands: Any) -> Plan:
-    """Observe an einsum in its usual notation; an ellipsis is written out.
+    """Observe an einsum; an ellipsis is written out.
 
-    Not: a diagonal (``ii``); the notation with lists of integers; a sum over rows.
+    Not: a diagonal (``ii``); a sum over rows.
     """
     if len(operands) == 1 and isinstance(operands[0], (list, tuple)):
         operands = tuple(operands[0])
-    if not isinstance(equation, str):
-        raise call.unsupported("in the notation with lists of integers")
     left, _, out = equation.replace(" ", "").partition("->")
     terms = left.split(",")
     free = [x for x in string.ascii_letters if x not in equation]
