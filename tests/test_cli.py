@@ -333,6 +333,31 @@ def test_figures_are_drawn_by_their_module(tmp_path, monkeypatch, capsys):
     assert "Did you mean `it`" in fails(capsys, "figure", "itt")
 
 
+def test_a_list_shows_the_others_beside_damaged_runs(tmp_path, capsys):
+    _, folder = finished(tmp_path)
+    for seed in (1, 2):
+        shutil.copytree(folder, folder.with_name(f"tiny_seed={seed}"))
+    (folder.with_name("tiny_seed=1") / runs.CONFIG).write_text("{}")
+    (folder.with_name("tiny_seed=2") / runs.METRICS).write_text("{}\n")
+    with pytest.raises(SystemExit) as caught:
+        cli.main(["list", str(tmp_path)])
+    said = capsys.readouterr()
+    assert caught.value.code == 2
+    assert "synthetic/tiny_seed=0" in said.out.replace("\n", "")
+    assert said.err.count("is damaged") == 2
+    # ERM has no vote, and so keeps nothing in particular.
+    assert "100.0" not in said.out.split("tiny_seed=0")[1].split("\n")[0]
+
+
+def test_a_reader_that_has_enough_is_no_error():
+    command = [sys.executable, "-m", "consilience.cli", "run", "synthetic", "--help"]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True) as process:  # noqa: S603
+        process.stdout.close()
+        said = process.stderr.read()
+    assert (process.returncode, said) == (141, "")
+
+
 def test_config_is_json_that_anyone_can_read(tmp_path):
     _, folder = finished(tmp_path)
     config = json.loads((folder / runs.CONFIG).read_text())

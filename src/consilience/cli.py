@@ -5,18 +5,20 @@ Help and wrong arguments are answered without importing torch.
 
 from __future__ import annotations
 
+import os
 import shlex
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 import tyro
 from rich.console import Console
+from rich.table import Table
 from rich.text import Text
-from tyro.conf import OmitArgPrefixes, Positional, arg
+from tyro.conf import FlagCreatePairsOff, OmitArgPrefixes, Positional, arg
 
 from consilience import __version__
 from consilience.lab import jobs, runs, settings
@@ -38,20 +40,23 @@ usage: consilience COMMAND [...]
 """
 
 console = Console(highlight=False)
+Asked = TypeVar("Asked")
+_OWN_DEFAULT = ""  # the help says it in words
 
 
 @dataclass(frozen=True)
 class RunSynthetic:
     """Train methods on the synthetic memorization dataset.
 
-    The same command again goes on where it was interrupted, and leaves alone what is finished.
-    Defaults are those of the preset: add `--preset authors-code` before `--help` to see its.
+    The same command again goes on where it was interrupted; what is finished stays.
+
+    Defaults are the preset's: `--preset authors-code --help` shows the other's.
     """
 
     method: Annotated[tuple[str, ...], arg(metavar="METHOD [METHOD ...]")] = ("and-mask", "erm")
     """What to train: erm, and-mask, geometric-mean, sand-mask, soft-mask, xor-mask, majority-sign,
     mean, irm, dann."""
-    preset: str = "paper"
+    preset: Annotated[str, arg(metavar="NAME")] = "paper"
     """Where the defaults come from: paper or authors-code."""
     seeds: int = 1
     """How many seeds."""
@@ -59,7 +64,7 @@ class RunSynthetic:
     """The first of them."""
     runs: Path = Path("runs")
     """Where run directories go."""
-    name: str | None = None
+    name: Annotated[str | None, arg(metavar="NAME", help_behavior_hint=_OWN_DEFAULT)] = None
     """What to call these runs. Default: the method, and the settings that are not the preset's."""
     workers: int = 0
     """How many runs at a time; 0 for one on each core."""
@@ -70,19 +75,20 @@ class RunSynthetic:
 
 @dataclass(frozen=True)
 class SearchSynthetic:
-    """Try settings drawn at random from the paper's ranges, and rank them by test accuracy.
+    """Try settings drawn at random from the paper's ranges; rank them by test accuracy.
 
-    Trial i of a seed is always the same. Selecting on test accuracy is what the paper does; it
-    flatters.
+    Trial i of a seed is always the same, and the same command goes on with them.
+
+    Selecting on test accuracy is what the paper does; it flatters.
     """
 
-    method: str
+    method: Annotated[str, arg(metavar="METHOD")]
     """What to search for: erm, and-mask, geometric-mean, irm or dann."""
     trials: int = 20
     """How many settings to try."""
     seed: int = 0
     """Where settings, and data and weights of all trials, come from."""
-    preset: str = "paper"
+    preset: Annotated[str, arg(metavar="NAME")] = "paper"
     """Where all that is not drawn comes from."""
     runs: Path = Path("runs")
     """Where run directories go."""
@@ -98,7 +104,7 @@ class SearchSynthetic:
 class List:
     """Show what is in a directory of runs, and its results over seeds."""
 
-    runs: Positional[Path] = Path("runs")
+    runs: Annotated[Positional[Path], arg(metavar="[RUNS]")] = Path("runs")
     """A directory that `consilience run` wrote to."""
     markdown: bool = False
     """Print the results alone, as a table in Markdown."""
@@ -108,9 +114,9 @@ class List:
 class Report:
     """Make one self-contained HTML page of a directory of runs."""
 
-    runs: Positional[Path]
+    runs: Annotated[Positional[Path], arg(metavar="RUNS")]
     """A directory that `consilience run` wrote to."""
-    out: Path | None = None
+    out: Annotated[Path | None, arg(metavar="FILE", help_behavior_hint=_OWN_DEFAULT)] = None
     """Where to write the page. Default: report.html in the directory of runs."""
 
 
@@ -118,7 +124,7 @@ class Report:
 class Figure:
     """Draw a figure or table of the paper, or all of them."""
 
-    name: Positional[str]
+    name: Annotated[Positional[str], arg(metavar="NAME")]
     """What to draw; `list` shows the names, `all` draws everything."""
     out: Path = Path("figures")
     """The folder to write to."""
@@ -136,6 +142,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except LabError as error:
         _complain(str(error))
         sys.exit(2)
+    except BrokenPipeError:  # whoever read the output, `head` for one, has enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(141)  # as a shell says of SIGPIPE
     except KeyboardInterrupt:
         console.print("\nInterrupted. The same command goes on from the last finished epoch.")
         sys.exit(130)
@@ -163,12 +172,7 @@ def _dispatch(given: list[str]) -> None:
 
 def _run_synthetic(rest: list[str]) -> None:
     base = settings.preset(_preset_of(rest))
-    asked = tyro.cli(
-        RunSynthetic,
-        args=rest,
-        prog="consilience run synthetic",
-        default=RunSynthetic(settings=base),
-    )
+    asked = _parse(RunSynthetic, rest, "run synthetic", RunSynthetic(settings=base))
     settings.check_methods(asked.method, asked.settings, base)
     if asked.seeds < 1:
         raise LabError(f"`--seeds` should be 1 or more. Found {asked.seeds}.")
@@ -193,7 +197,7 @@ def _label(asked: RunSynthetic, method: str) -> str:
 def _search_synthetic(rest: list[str]) -> None:
     from consilience.lab.search import trials  # noqa: PLC0415
 
-    asked = tyro.cli(SearchSynthetic, args=rest, prog="consilience search synthetic")
+    asked = _parse(SearchSynthetic, rest, "search synthetic")
     if asked.seed < 0:
         raise LabError(f"`--seed` should be 0 or more. Found {asked.seed}.")
     base = settings.preset(asked.preset)
@@ -260,21 +264,34 @@ def _show(todo: list[jobs.Job], workers: int) -> None:
 
 
 def _list(rest: list[str]) -> None:
-    asked = tyro.cli(List, args=rest, prog="consilience list")
-    found = runs.find_runs(asked.runs)
-    if not found:
-        raise LabError(f"There are no runs in `{asked.runs}`.")
+    asked = _parse(List, rest, "list")
+    found, troubles = [], []
+    for directory in runs.run_directories(asked.runs):
+        try:
+            run = runs.open_run(directory)
+            run.metrics(), run.summary()
+            found.append(run)
+        except LabError as error:  # noqa: PERF203 (the others are listed all the same)
+            troubles.append(str(error))
+    if not found and not troubles:
+        raise LabError(
+            f"There are no runs in `{asked.runs}`. `consilience run synthetic --runs "
+            f"{asked.runs}` makes some."
+        )
+    found.sort(key=runs.place)
     if asked.markdown:
         print(results_markdown(found))
-        return
-    console.print(runs_table(found))
-    if any(run.done for run in found):
-        console.print()
-        console.print(results_table(found))
+    else:
+        console.print(runs_table(found))
+        if any(run.done for run in found):
+            console.print()
+            console.print(results_table(found))
+    if troubles:
+        raise LabError("\n".join(troubles))
 
 
 def _report(rest: list[str]) -> None:
-    asked = tyro.cli(Report, args=rest, prog="consilience report")
+    asked = _parse(Report, rest, "report")
     from consilience.lab.report import write_report  # noqa: PLC0415 (imports torch)
 
     path = write_report(asked.runs, asked.out or asked.runs / "report.html")
@@ -282,11 +299,9 @@ def _report(rest: list[str]) -> None:
 
 
 def _figure(rest: list[str]) -> None:
-    asked = tyro.cli(Figure, args=rest, prog="consilience figure")
+    asked = _parse(Figure, rest, "figure")
     if asked.name == "list":
-        for entry in FIGURES:
-            line = f"{entry.name:28} {entry.title} ({entry.source}; {entry.cost})"
-            console.print(Text(line), soft_wrap=True)
+        console.print(_figures())
         return
     chosen = [entry for entry in FIGURES if asked.name in (entry.name, "all")]
     if not chosen:
@@ -310,6 +325,25 @@ def _figure(rest: list[str]) -> None:
             missing.append(f"{entry.name}: {error}")
     if missing:
         raise LabError("\n".join(missing))
+
+
+def _figures() -> Table:
+    table = Table(box=None, show_header=False, pad_edge=False)
+    table.add_column(no_wrap=True, style="bold")
+    table.add_column()
+    for entry in FIGURES:
+        table.add_row(entry.name, Text(f"{entry.title} ({entry.source}; {entry.cost})"))
+    return table
+
+
+def _parse(kind: type[Asked], rest: list[str], command: str, default: Asked | None = None) -> Asked:
+    return tyro.cli(
+        kind,
+        args=rest,
+        prog=f"consilience {command}",
+        default=default,
+        config=(FlagCreatePairsOff,),
+    )
 
 
 def _preset_of(rest: Sequence[str]) -> str:

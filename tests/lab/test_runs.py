@@ -119,7 +119,9 @@ def test_trim_drops_what_the_checkpoint_does_not_know(run):
     [
         (b"nonsense\n", "line 1 is no JSON"),
         (b"[1]\n", "line 1 is no object"),
-        (json.dumps({"epoch": 1}).encode() + b"\n", "line 1 has no `train_accuracy`"),
+        (json.dumps({"epoch": 1}).encode() + b"\n", "line 1: it has no `train_accuracy`"),
+        (json.dumps(entry(1, seconds="2")).encode() + b"\n", 'line 1: `seconds` is "2"'),
+        (json.dumps(entry(1, kept=None)).encode() + b"\n", "line 1: `kept` is null"),
         (json.dumps(entry(2)).encode() + b"\n", "line 1 is of epoch 2"),
         (b"\xff\xfe\n", "it is no text"),
     ],
@@ -141,11 +143,40 @@ def test_a_damaged_checkpoint_is_named(run):
             run.checkpoint()
 
 
-@pytest.mark.parametrize("content", ["{", "[]", '{"format": 1}'])
+@pytest.mark.parametrize("content", ["{", "[]", "{}", '{"format": 1}', "\x00\x01"])
 def test_a_damaged_configuration_is_named(run, content):
     (run.path / runs.CONFIG).write_text(content)
     with pytest.raises(LabError, match=r"config\.json` is damaged"):
         runs.open_run(run.path)
+
+
+@pytest.mark.parametrize("key", runs.CONFIG_KEYS)
+def test_a_configuration_with_a_wrong_value_is_damaged(run, key):
+    whole = json.loads((run.path / runs.CONFIG).read_text())
+    (run.path / runs.CONFIG).write_text(json.dumps({**whole, key: [1]}))
+    with pytest.raises(LabError, match="has format" if key == "format" else rf"`{key}` is \[1\]"):
+        runs.open_run(run.path)
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("{}", "it has no `epochs`"),
+        ('{"epochs": 1, "stopped": 0, "last": {}}', "`stopped` is 0"),
+        ('{"epochs": 1, "stopped": null}', "it has no `last`"),
+    ],
+)
+def test_a_damaged_done_mark_is_named(run, content, words):
+    (run.path / runs.DONE).write_text(content)
+    with pytest.raises(LabError, match=rf"done\.json` is damaged: {words}"):
+        run.summary()
+
+
+@pytest.mark.parametrize("name", [runs.METRICS, runs.DONE])
+def test_a_folder_in_place_of_a_file_is_named(run, name):
+    (run.path / name).mkdir()
+    with pytest.raises(LabError, match=rf"{name}` is damaged: .*directory"):
+        run.metrics(), run.summary()
 
 
 def test_other_formats_and_other_directories_are_refused(run, tmp_path):

@@ -36,7 +36,8 @@ def test_presets_agree_with_those_of_the_data(name):
         ({"environments": 0}, "--environments` should be 1 or more"),
         ({"batch_size": 0}, "--batch-size"),
         ({"learning_rate": -1.0}, "--learning-rate"),
-        ({"dropout": 1.0}, "--dropout"),
+        ({"learning_rate": 0.0}, "--learning-rate` should be above 0"),
+        ({"dropout": 1.0}, r"--dropout` should lie in \[0, 1\)"),
         ({"threshold": 1.5}, r"--threshold` should lie in \[0, 1\]. Found 1.5"),
         ({"drops": (1.5,)}, "--drops"),
         ({"environments_per_batch": 40}, "more than there are"),
@@ -65,6 +66,8 @@ def test_a_setting_that_no_method_reads_is_refused():
     check_methods(("erm", "and-mask"), changed, Settings())
     with pytest.raises(LabError, match="`--threshold` does nothing for erm and irm"):
         check_methods(("erm", "irm"), changed, Settings())
+    with pytest.raises(LabError, match="`--hidden-layers` does nothing for dann"):
+        check_methods(("dann",), Settings(hidden_layers=5), Settings())
 
 
 def test_methods_store_what_they_read():

@@ -76,8 +76,10 @@ class Progress:
     def _say(self, job: Job, entry: dict[str, Any], what: str) -> None:
         text = (
             f"{job.name}: {what}, train {percent(entry['train_accuracy'])}, "
-            f"test {percent(entry['test_accuracy'])}, kept {percent(entry['kept'])}"
+            f"test {percent(entry['test_accuracy'])}"
         )
+        if _voted(entry):
+            text += f", kept {percent(entry['kept'])}"
         self.console.print(Text(text), soft_wrap=True)
 
     def view(self) -> Table:
@@ -93,7 +95,7 @@ class Progress:
                 f"[cyan]{'━' * full}[/][dim]{'━' * (BAR - full)}[/] {done}/{of}",
                 percent(entry["train_accuracy"]),
                 f"[bold]{percent(entry['test_accuracy'])}[/]",
-                percent(entry["kept"]),
+                percent(entry["kept"]) if _voted(entry) else "–",
                 clock(left),
             )
         starting = not self.last and self.finished < self.total
@@ -112,28 +114,28 @@ SOLVED = 0.99
 
 def results(found: Iterable[Run]) -> dict[str, dict[str, str]]:
     """Return mean and spread over seeds of all finished runs, by label and :data:`MARKDOWN`."""
-    groups: dict[str, list[tuple[dict[str, Any], float]]] = {}
+    groups: dict[str, list[list[dict[str, Any]]]] = {}
     for run in found:
-        summary = run.summary()
-        if summary is not None:
-            seconds = sum(entry["seconds"] for entry in run.metrics())
-            groups.setdefault(run.label, []).append((summary, seconds))
+        metrics = run.metrics()
+        if run.done and metrics:
+            groups.setdefault(run.label, []).append(metrics)
     rows = {}
     for label, group in groups.items():
-        last = [summary["last"] for summary, _ in group]
+        last = [metrics[-1] for metrics in group]
         test = [entry["test_accuracy"] for entry in last]
         solved = sum(value >= SOLVED for value in test)
         low, high = wilson(solved, len(test))
+        kept = [100 * entry["kept"] for entry in last if _voted(entry)]
         rows[label] = {
             "seeds": str(len(group)),
-            "epochs": _range([int(summary["epochs"]) for summary, _ in group]),
+            "epochs": _range([len(metrics) for metrics in group]),
             "train %": spread([100 * entry["train_accuracy"] for entry in last]),
             "test %": spread([100 * value for value in test]),
             "lowest": f"{100 * min(test):.1f}",
             "highest": f"{100 * max(test):.1f}",
             "at 99%": f"{solved} ({100 * low:.0f} to {100 * high:.0f}%)",
-            "kept %": spread([100 * entry["kept"] for entry in last]),
-            "seconds": spread([seconds for _, seconds in group], 0),
+            "kept %": spread(kept) if kept else "–",
+            "seconds": spread([sum(entry["seconds"] for entry in m) for m in group], 0),
         }
     return rows
 
@@ -189,11 +191,16 @@ def runs_table(found: Iterable[Run]) -> Table:
         state = "unfinished" if summary is None else "stopped" if summary["stopped"] else "done"
         numbers = ["", "", ""]
         if last:
-            keys = ("train_accuracy", "test_accuracy", "kept")
-            numbers = [f"{100 * last[key]:.1f}" for key in keys]
+            numbers = [f"{100 * last[key]:.1f}" for key in ("train_accuracy", "test_accuracy")]
+            numbers.append(f"{100 * last['kept']:.1f}" if _voted(last) else "–")
         of = run.settings.get("epochs", "?")
         table.add_row(Text(f"{run.experiment}/{run.name}"), state, f"{len(metrics)}/{of}", *numbers)
     return table
+
+
+def _voted(entry: dict[str, Any]) -> bool:
+    """Whether there was a vote on what to keep; a method without one keeps everything."""
+    return entry["null_keep_rate"] is not None
 
 
 def _columns(table: Table, left: Sequence[str], right: Sequence[str]) -> None:

@@ -36,16 +36,31 @@ CONFIG = "config.json"
 METRICS = "metrics.jsonl"
 CHECKPOINT = "checkpoint.safetensors"
 DONE = "done.json"
-CONFIG_KEYS = ("format", "experiment", "label", "seed", "settings", "command", "versions", "commit")
-METRIC_KEYS = (
-    "epoch",
-    "train_accuracy",
-    "test_accuracy",
-    "train_loss",
-    "kept",
-    "null_keep_rate",
-    "seconds",
-)
+_Kinds = type | tuple[type, ...]
+_NUMBER, _NUMBER_OR_NULL = (int, float), (int, float, type(None))
+_CONFIG: Mapping[str, _Kinds] = {
+    "format": int,
+    "experiment": str,
+    "label": str,
+    "seed": int,
+    "settings": dict,
+    "command": str,
+    "versions": dict,
+    "commit": (str, type(None)),
+}
+_METRICS: Mapping[str, _Kinds] = {
+    "epoch": int,
+    "train_accuracy": _NUMBER,
+    "test_accuracy": _NUMBER,
+    "train_loss": _NUMBER_OR_NULL,
+    "kept": _NUMBER,
+    "null_keep_rate": _NUMBER_OR_NULL,
+    "seconds": _NUMBER,
+}
+_SUMMARY: Mapping[str, _Kinds] = {"epochs": int, "stopped": (str, type(None)), "last": dict}
+_MISSING = object()
+CONFIG_KEYS = tuple(_CONFIG)
+METRIC_KEYS = tuple(_METRICS)
 """What every line of ``metrics.jsonl`` has.
 
 ``epoch`` counts from 1; accuracies and ``kept`` (the share of gradient components kept, averaged
@@ -104,7 +119,11 @@ class Run:
         """
         if not self.done:
             return None
-        return _read_object(self.path / DONE)
+        found = _read_object(self.path / DONE)
+        for key, kinds in _SUMMARY.items():
+            if not isinstance(found.get(key, _MISSING), kinds):
+                raise LabError(_damaged(self.path / DONE, _no(found, key)))
+        return found
 
     def metrics(self) -> list[dict[str, Any]]:
         """Return the lines of ``metrics.jsonl``, oldest first; empty before the first epoch."""
@@ -130,30 +149,36 @@ def open_run(path: Path) -> Run:
     if not (path / CONFIG).is_file():
         raise LabError(f"`{path}` is no run directory: it has no {CONFIG}.")
     config = _read_object(path / CONFIG)
-    missing = [key for key in CONFIG_KEYS if key not in config]
-    if missing:
-        raise LabError(
-            f"`{path / CONFIG}` is damaged: it has no `{missing[0]}`. "
-            "Move the run directory away and run the command again."
-        )
-    if config["format"] != FORMAT:
+    if config.get("format", FORMAT) != FORMAT:
         raise LabError(
             f"`{path / CONFIG}` has format {config['format']}; this version of consilience "
             f"reads format {FORMAT}."
         )
+    for key, kinds in _CONFIG.items():
+        if not isinstance(config.get(key, _MISSING), kinds):
+            raise LabError(_damaged(path / CONFIG, _no(config, key)))
     return Run(path, config)
 
 
 def find_runs(runs: Path, experiment: str | None = None) -> list[Run]:
     """Return all runs below `runs`, or those of one experiment, in the order of their names."""
+    return sorted(map(open_run, run_directories(runs, experiment)), key=place)
+
+
+def place(run: Run) -> tuple[str, str, int, str]:
+    """Return what runs are sorted by."""
+    return run.experiment, run.label, run.seed, run.name
+
+
+def run_directories(runs: Path, experiment: str | None = None) -> list[Path]:
+    """Return the run directories below `runs`, or those of one experiment, unopened."""
     runs = Path(runs)
     if not runs.is_dir():
         raise LabError(
             f"There is no directory `{runs}`. `consilience run ... --runs {runs}` makes it."
         )
     pattern = f"{experiment or '*'}/*/{CONFIG}"
-    found = [open_run(path.parent) for path in runs.glob(pattern)]
-    return sorted(found, key=lambda run: (run.experiment, run.label, run.seed, run.name))
+    return sorted(path.parent for path in runs.glob(pattern))
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
@@ -165,6 +190,8 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
         text = path.read_bytes().decode()
     except UnicodeDecodeError as error:
         raise LabError(_damaged(path, f"it is no text ({error.reason})")) from None
+    except OSError as error:
+        raise LabError(_damaged(path, f"it cannot be read ({error.strerror})")) from None
     lines = text.split("\n")
     whole = lines[:-1]  # what follows the last newline is nothing, or half a line
     for number, line in enumerate(whole, start=1):
@@ -174,9 +201,9 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
             raise LabError(_damaged(path, f"line {number} is no JSON ({error.msg})")) from None
         if not isinstance(entry, dict):
             raise LabError(_damaged(path, f"line {number} is no object"))
-        missing = [key for key in METRIC_KEYS if key not in entry]
-        if missing:
-            raise LabError(_damaged(path, f"line {number} has no `{missing[0]}`"))
+        for key, kinds in _METRICS.items():
+            if not isinstance(entry.get(key, _MISSING), kinds):
+                raise LabError(_damaged(path, f"line {number}: {_no(entry, key)}"))
         if entry["epoch"] != number:
             raise LabError(_damaged(path, f"line {number} is of epoch {entry['epoch']}"))
         found.append(entry)
@@ -295,7 +322,7 @@ def explaining(path: Path) -> Iterator[None]:
         else:
             message = (
                 f"`{path}` could not be written: {error.strerror}. "
-                "Choose another place with `--runs DIR`."
+                "Choose another place: `--runs DIR`, or `--out` for a report or figures."
             )
         raise LabError(message) from error
 
@@ -303,11 +330,16 @@ def explaining(path: Path) -> Iterator[None]:
 def _read_object(path: Path) -> dict[str, Any]:
     try:
         found = json.loads(path.read_text())
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, OSError) as error:  # no JSON, no text, or no file that may be read
         raise LabError(_damaged(path, str(error))) from None
     if not isinstance(found, dict):
         raise LabError(_damaged(path, "it holds no object"))
     return found
+
+
+def _no(entry: Mapping[str, Any], key: str) -> str:
+    """Say what is wrong with an entry that lacks a key, or has something else under it."""
+    return f"`{key}` is {json.dumps(entry[key])}" if key in entry else f"it has no `{key}`"
 
 
 def _damaged(path: Path, why: str) -> str:

@@ -24,6 +24,7 @@ RULES = (
 METHODS = ("erm", *RULES, "irm", "dann")
 
 _READ_BY: Mapping[str, tuple[str, ...]] = {
+    "hidden_layers": ("erm", *RULES, "irm"),
     "threshold": ("and-mask", "geometric-mean", "sand-mask", "soft-mask", "xor-mask"),
     "rescale": ("and-mask", "geometric-mean"),
     "max_rescale": ("and-mask", "geometric-mean"),
@@ -107,9 +108,12 @@ class Settings:
                     f"`--{name.replace('_', '-')}` should be {least} or more. "
                     f"Found {getattr(self, name)}."
                 )
-        for name in ("dropout", "threshold"):
-            if not 0 <= getattr(self, name) <= 1 or (name == "dropout" and self.dropout == 1):
-                raise LabError(f"`--{name}` should lie in [0, 1]. Found {getattr(self, name)}.")
+        if not 0 <= self.threshold <= 1:
+            raise LabError(f"`--threshold` should lie in [0, 1]. Found {self.threshold}.")
+        if not 0 <= self.dropout < 1:
+            raise LabError(f"`--dropout` should lie in [0, 1). Found {self.dropout}.")
+        if self.learning_rate == 0:
+            raise LabError("`--learning-rate` should be above 0: at 0 nothing is learned.")
         if any(not 0 < drop < 1 for drop in self.drops):
             raise LabError(f"`--drops` should lie between 0 and 1. Found {self.drops}.")
         if self.max_rescale and self.rescale == "none":

@@ -43,10 +43,14 @@ def train(
         seed: Where data, initial weights, order of rows and dropout come from.
         on_epoch: Called with the metrics of each epoch, those of earlier sittings included.
     """
-    done = runs.open_run(directory).summary()
+    run = runs.open_run(directory)
+    done = run.summary()
     if done is not None:
         return done
     with _alone(directory), _one_thread(), torch.random.fork_rng(devices=[]):
+        done = run.summary()  # another process may just have finished it
+        if done is not None:
+            return done
         torch.manual_seed(seed)
         data = make_data(settings, seed)
         rows, test = data.train(), data.test(settings.test_rows)

@@ -24,7 +24,7 @@ class IRM(Method):
     Args:
         model: What predicts.
         optimizer: What moves its parameters.
-        penalty: L1 and L2.
+        penalty: L1 and L2. They are added after the division, and keep their coefficients.
         penalty_weight: The weight :math:`\lambda` after annealing.
         annealing_steps: For how many steps the weight is 1.
     """
@@ -81,6 +81,6 @@ def irm_penalty(logits: Tensor, y: Tensor, env: Tensor) -> Tensor:
         target = nn.functional.one_hot(y, logits.shape[1]).to(logits.dtype)
         rows = ((logits.softmax(1) - target) * logits).sum(1)
     _, index, sizes = torch.unique(env, return_inverse=True, return_counts=True)
-    means = torch.zeros(len(sizes), dtype=rows.dtype).index_add(0, index, rows) / sizes
+    means = rows.new_zeros(len(sizes)).index_add(0, index, rows) / sizes
     found: Tensor = means.square().mean()
     return found
