@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import tyro
 from rich.console import Console
@@ -337,13 +337,10 @@ def _figures() -> Table:
 
 
 def _parse(kind: type[Asked], rest: list[str], command: str, default: Asked | None = None) -> Asked:
-    return tyro.cli(
-        kind,
-        args=rest,
-        prog=f"consilience {command}",
-        default=default,
-        config=(FlagCreatePairsOff,),
-    )
+    base: dict[str, Any] = {} if default is None else {"default": default}
+    prog, config = f"consilience {command}", (FlagCreatePairsOff,)
+    found: Asked = tyro.cli(kind, args=rest, prog=prog, config=config, **base)
+    return found
 
 
 def _preset_of(rest: Sequence[str]) -> str:
