@@ -17,6 +17,8 @@ OPTIMIZERS = {
     "adam": (optim.Adam, {"lr": 0.1}),
     "amsgrad": (optim.Adam, {"lr": 0.1, "amsgrad": True}),
     "adamw": (optim.AdamW, {"lr": 0.1}),
+    "maximizing": (optim.AdamW, {"lr": 0.1, "maximize": True}),
+    "dampened": (optim.SGD, {"lr": 0.1, "momentum": 0.9, "dampening": 0.5}),
     "rmsprop": (optim.RMSprop, {"lr": 0.1, "momentum": 0.5, "centered": True}),
     "adagrad": (optim.Adagrad, {"lr": 0.1, "initial_accumulator_value": 0.5}),
     "adadelta": (optim.Adadelta, {"lr": 0.1}),
@@ -27,7 +29,7 @@ OPTIMIZERS = {
     "rprop": (optim.Rprop, {"lr": 0.1}),
     "temporal": (TemporalAndAdam, {"lr": 0.1, "threshold": 0.2}),
 }
-FUSED = ("sgd", "momentum", "nesterov", "adam", "amsgrad", "adamw", "adagrad")
+FUSED = ("sgd", "momentum", "nesterov", "adam", "amsgrad", "adamw", "maximizing", "adagrad")
 WAYS = [(name, {"foreach": foreach}) for name in OPTIMIZERS for foreach in (False, True)]
 WAYS += [(name, {"fused": True}) for name in FUSED]
 

@@ -169,7 +169,7 @@ class TemporalAndAdam(Optimizer):
         check_gradients(self.param_groups, "TemporalAndAdam")
         buckets: list[_Bucket] = []
         for group in self.param_groups:
-            used, kind = 0, None
+            used, last = 0, None
             for parameter in group["params"]:
                 if parameter.grad is None:
                     continue
@@ -178,11 +178,12 @@ class TemporalAndAdam(Optimizer):
                 averages = [state[key] for key in _AVERAGES]
                 numbers = _numbers(group, state)
                 whole = (parameter, parameter.grad, *averages)
+                kind = (parameter.device, parameter.dtype, averages[0].dtype)
                 for piece in pieces(whole, 0 if compiling else room):
                     used += piece[0].numel()
-                    if used > room or kind != (parameter.device, parameter.dtype):
+                    if used > room or kind != last:
                         buckets.append(_Bucket(group))
-                        used, kind = piece[0].numel(), (parameter.device, parameter.dtype)
+                        used, last = piece[0].numel(), kind
                     buckets[-1].add(piece, numbers)
         if compiling:
             for bucket in buckets:
