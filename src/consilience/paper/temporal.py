@@ -75,22 +75,15 @@ class Case:
         return TemporalAndMask(Adam(parameters, **settings), **mask)
 
 
-def _gradient(threshold: float, *, rescale: str = "count", weight_decay: float = 1e-5) -> Case:
+def _gradient(threshold: float, **changes: Any) -> Case:
+    settings = {"beta": 0.97, "rescale": "count", "weight_decay": 1e-5, **SLOW_ADAM, **changes}
     title = f"mask on the gradient, τ = {threshold:g}"
-    if rescale == "none":
+    if "beta" in changes:
+        title += f", β = {changes['beta']:g}"
+    if "rescale" in changes:
         title += ", no rescaling"
-    return Case(
-        title,
-        "gradient",
-        "gradient",
-        {
-            "beta": 0.97,
-            "threshold": threshold,
-            "rescale": rescale,
-            "weight_decay": weight_decay,
-            **SLOW_ADAM,
-        },
-    )
+    family = "other" if changes else "gradient"
+    return Case(title, family, "gradient", {"threshold": threshold, **settings})
 
 
 def _algorithm(threshold: float) -> Case:
@@ -113,9 +106,10 @@ CASES: Mapping[str, Case] = {
     "adam-slow": Case(
         "Adam, settings of the mask", "adam", "adam", {**SLOW_ADAM, "weight_decay": 1e-5}
     ),
-    **{f"gradient-{t:g}": _gradient(t) for t in (0.3, 0.5, 0.6, 0.7, 0.8, 0.9)},
-    "gradient-0.7-plain": replace(_gradient(0.7, rescale="none", weight_decay=1e-6)),
-    **{f"algorithm-{t:g}": _algorithm(t) for t in (0.0, 0.5, 0.6, 0.7)},
+    **{f"gradient-{t:g}": _gradient(t) for t in (0.5, 0.6, 0.7)},
+    "gradient-0.6-short": _gradient(0.6, beta=0.79),
+    "gradient-0.7-plain": _gradient(0.7, rescale="none", weight_decay=1e-6),
+    **{f"algorithm-{t:g}": _algorithm(t) for t in (0.0, 0.5, 0.6)},
     "published": Case(
         "temporal AND-mask Adam, published settings",
         "published",
@@ -380,10 +374,13 @@ def draw(folder: Path, *, quick: bool = False, runs: Path = Path("runs")) -> lis
     found = _read(runs)
     print(_table(found))
     with style():
-        figure = Figure(figsize=(9.6, 3.6))
-        left, right = figure.subplots(1, 2)
+        figure = Figure(figsize=(9.6, 4.2))
+        left, right = figure.subplots(1, 2, width_ratios=(1.5, 1))
         _curves(left, found)
         _thresholds(right, found)
+        figure.legend(
+            *left.get_legend_handles_labels(), loc="outside upper left", ncols=3, handlelength=3
+        )
         files = save(figure, folder, "temporal")
     settings = {name: {"title": c.title, **c.settings} for name, c in CASES.items()}
     rows = [
@@ -452,11 +449,12 @@ def _curves(axes: Axes, found: Found) -> None:
             values = [100 * entry["test_accuracy"] for entry in entries]
             label = CASES[name].title if i == 0 else None
             axes.plot(epochs, values, color=colour, linestyle=dashes, linewidth=1.1, label=label)
-            axes.plot(epochs[-1], values[-1], "o", color=colour, markersize=3)
+            stopped = (run.summary() or {}).get("stopped")
+            axes.plot(epochs[-1], values[-1], "x" if stopped else "o", color=colour, markersize=5)
+    axes.plot([], [], "x", color="#444444", markersize=5, label="stopped: has learned shortcuts")
     axes.axhline(50, color="#444444", linestyle=":", linewidth=1)
     axes.set(xlabel="epoch (160 steps of one environment each)", ylabel="test accuracy, %")
     axes.set_ylim(40, 102)
-    axes.legend(loc="upper left", bbox_to_anchor=(0.0, 0.97), handlelength=3)
 
 
 def _thresholds(axes: Axes, found: Found) -> None:
@@ -474,8 +472,9 @@ def _thresholds(axes: Axes, found: Found) -> None:
             shift = 0.008 if family == "algorithm" else -0.008
             axes.plot(x + shift, y, marker, color=colour, alpha=0.75, linestyle="", label=label)
     axes.axhline(50, color="#444444", linestyle=":", linewidth=1)
-    axes.set(xlabel="threshold τ (0: no mask)", xlim=(-0.05, 1), ylim=(40, 102))
-    axes.legend(loc="lower right", bbox_to_anchor=(1.0, 0.18))
+    axes.set(xlabel="threshold τ (0: no mask)", ylabel="test accuracy after the last epoch, %")
+    axes.set(xlim=(-0.05, 1), ylim=(40, 102))
+    axes.legend(loc="upper left", bbox_to_anchor=(0, 0.9))
 
 
 if __name__ == "__main__":
