@@ -6,10 +6,10 @@ BIN := .venv/bin
 ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo example test coverage lint types imports check bench format docs clean
+.PHONY: help install demo example test coverage lint types imports check bench bench-quick format docs clean
 
 help: ## List the targets
-	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
 install: .venv/installed ## Install the project and its tools into .venv
 
@@ -48,9 +48,21 @@ imports: install ## Check that imports point one way
 
 check: lint types imports test coverage ## All of these
 
-bench: install ## Time what the docs give times of
-	@for script in benchmarks/[a-z]*.py; do \
+bench: .venv/benched ## Time what the docs give times of, in a few minutes; writes to bench/
+	$(ONE_THREAD) $(BIN)/python -m benchmarks
+	@for script in $(SCRIPTS); do \
 		printf '\n== %s\n' $$script; $(ONE_THREAD) $(BIN)/python $$script || exit 1; done
+SCRIPTS := benchmarks/masking.py benchmarks/optimizer_step.py
+
+bench-quick: install ## Whether the benchmarks run, on small workloads
+	$(ONE_THREAD) $(BIN)/python -m benchmarks --quick --out bench/quick
+	$(ONE_THREAD) $(BIN)/python benchmarks/masking.py --seconds 0.01
+	$(ONE_THREAD) $(BIN)/python benchmarks/optimizer_step.py --rounds 2
+
+# What agreement is compared with, for `make bench` alone.
+.venv/benched: .venv/installed
+	$(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt -e '.[bench]'
+	@touch $@
 
 docs: install ## Write again what the docs take from the code: tables and pictures
 	$(BIN)/python docs/supported_operations.py

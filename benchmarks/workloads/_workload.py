@@ -27,7 +27,6 @@ class Workload:
         joint: Whether batch normalization in training mode couples the rows, so that what is
             counted are rows' shares of the joint gradient. No way but hooks gives those.
         sequential: Whether every parameter belongs to a module that BackPACK knows.
-        vmap: Whether the model can be mapped over environments.
         small: What verifies it in float64, where the workload itself would take long.
     """
 

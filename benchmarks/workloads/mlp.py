@@ -26,6 +26,7 @@ def perceptron(
         each,
         target,
         sequential=True,
+        small=(6, 1) if each == 1 else (4, 2),
     )
 
 
