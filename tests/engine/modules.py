@@ -820,6 +820,28 @@ def _written(m: Any, x: Tensor) -> Tensor:
     return m.o(outputs).transpose(0, 1)
 
 
+def _put(x: Tensor, places: Tensor) -> Tensor:
+    result = torch.zeros_like(x)
+    result[places] = x
+    return result
+
+
+def _shifted(x: Tensor) -> Tensor:
+    result = x.clone()
+    result[1:] = x[:-1]
+    return result
+
+
+def _routed(m: Any, x: Tensor) -> Tensor:
+    tokens = x.reshape(-1, 4)
+    chosen = m.g(tokens).argmax(-1)
+    result = tokens.new_zeros(len(tokens), 3)
+    for number, expert in enumerate((m.a, m.b)):
+        mine = chosen == number
+        result[mine] = expert(tokens[mine])
+    return result.view(*x.shape[:2], 3)
+
+
 def _expert_choice(m: Any, x: Tensor) -> Tensor:
     score, chosen = m.g(x).squeeze(1).topk(2, dim=0)
     return x[:, :3].index_add(0, chosen, m.l(x[chosen]) * score[:, None])
@@ -892,8 +914,8 @@ add("deceit: neighbours averaged", lambda: Net(lambda m, x: m.l(x.view(-1, 2, 4)
 add("deceit: halves swapped", lambda: Net(lambda m, x: torch.cat(m.l(torch.cat(x.chunk(2)[::-1])).chunk(2)[::-1]), l=nn.Linear(4, 3)), features(4), **EVEN)
 add("deceit: indexed by a permutation", lambda: Net(_permuted, l=nn.Linear(4, 3)), features(4))
 add("deceit: sorted along the batch", lambda: Net(lambda m, x: m.l(x.sort(0).values), l=nn.Linear(4, 3)), features(4), outcome=raises("reordered by `sort`"))
-add("deceit: cumulated along the batch", lambda: Net(lambda m, x: m.l(x.cumsum(0)), l=nn.Linear(4, 3)), features(4), oracle="uses")
-add("deceit: softmax along the batch", lambda: Net(lambda m, x: m.b(m.a(x).softmax(0)), a=nn.Linear(4, 3), b=nn.Linear(3, 2)), features(4), oracle="uses")
+add("deceit: cumulated along the batch", lambda: Net(lambda m, x: m.l(x.cumsum(0)), l=nn.Linear(4, 3)), features(4), outcome=raises("`cumsum` joined"))
+add("deceit: softmax along the batch", lambda: Net(lambda m, x: m.b(m.a(x).softmax(0)), a=nn.Linear(4, 3), b=nn.Linear(3, 2)), features(4), outcome=raises("`softmax` joined"))
 add("deceit: mean of the batch through a layer", lambda: Net(lambda m, x: m.l(x.mean(0, keepdim=True)) * x[:, :3], l=nn.Linear(4, 3)), features(4), outcome=raises("reduced by `mean`"))
 add("deceit: mean of the batch's features through a layer", lambda: Net(lambda m, x: m.l(m.k(x).sin().mean(0)) * x[:, :3], k=nn.Linear(4, 4), l=nn.Linear(4, 3)), features(4), outcome=raises("reduced by `mean`"))
 add("deceit: the batch as a sequence", lambda: Net(lambda m, x: m.l(x[None])[0], l=nn.Linear(4, 3)), features(4))
@@ -911,6 +933,21 @@ add("deceit: copied into a buffer", lambda: Net(lambda m, x: m.l(torch.empty(len
 add("deceit: copied into a buffer, reversed", lambda: Net(lambda m, x: m.l(torch.empty_like(x).copy_(x.flip(0))), l=nn.Linear(4, 3)), features(4), outcome=raises("joined different rows"))
 add("deceit: x.data", lambda: Net(lambda m, x: m.l(x.data), l=nn.Linear(4, 3)), features(4))
 add("deceit: x.T and x.mT", lambda: Net(lambda m, x: m.l(x.T.mT) + m.k(x.T.contiguous().t()), l=nn.Linear(4, 3), k=nn.Linear(4, 3)), features(4))
+add("deceit: transposed in place, as many steps as rows", lambda: Net(lambda m, x: m.k(m.l(x).transpose_(0, 1)).transpose_(0, 1), l=nn.Linear(4, 3), k=nn.Linear(3, 2)), features(5, 4))
+add("deceit: features first in place, as many as rows", lambda: Net(lambda m, x: (m.l(x).t_() * m.w[:, None]).t(), l=nn.Linear(4, 5), w=normal(5)), features(4))
+add("deceit: copied by index, reversed", lambda: Net(lambda m, x: m.l(torch.zeros_like(x).index_copy(0, torch.arange(len(x)).flip(0), x)), l=nn.Linear(4, 3)), features(4), outcome=raises("places of other rows"))
+add("deceit: put by index, reversed", lambda: Net(lambda m, x: m.l(_put(x, torch.arange(len(x)).flip(0))), l=nn.Linear(4, 3)), features(4), outcome=raises("places of other rows"))
+add("deceit: put by index, at home", lambda: Net(lambda m, x: m.l(_put(x, torch.arange(len(x)))), l=nn.Linear(4, 3)), features(4))
+add("deceit: assigned one place further", lambda: Net(lambda m, x: m.l(_shifted(x)), l=nn.Linear(4, 3)), features(4), outcome=raises("places of other rows"))
+add("deceit: scattered, reversed", lambda: Net(lambda m, x: m.l(torch.zeros_like(x).scatter(0, torch.arange(len(x)).flip(0)[:, None].expand(x.shape), x)), l=nn.Linear(4, 3)), features(4), outcome=raises("places of other rows"))
+add("deceit: permuted by a matrix", lambda: Net(lambda m, x: m.l(torch.eye(len(x), dtype=x.dtype).flip(0) @ x), l=nn.Linear(4, 3)), features(4), outcome=raises("`matmul` joined"))
+add("deceit: mixed by a matrix of the batch's length", lambda: Net(lambda m, x: m.l(m.a[: len(x), : len(x)] @ x), a=(normal(8, 8),), l=nn.Linear(4, 3)), features(4), outcome=raises("`matmul` joined"))
+add("deceit: msort along the batch", lambda: Net(lambda m, x: m.l(x.msort()), l=nn.Linear(4, 3)), features(4), outcome=raises("rows"))
+add("deceit: taken by number, reversed", lambda: Net(lambda m, x: m.l(x.take(torch.arange(x.numel()).view_as(x).flip(0))).flip(0), l=nn.Linear(4, 3)), features(4))
+add("deceit: taken along the batch, reversed", lambda: Net(lambda m, x: m.l(torch.take_along_dim(x, torch.arange(len(x)).flip(0)[:, None], 0)), l=nn.Linear(4, 3)), features(4), outcome=raises("rows"))
+add("deceit: shifted by padding", lambda: Net(lambda m, x: m.l(F.pad(x, (0, 0, 1, -1))), l=nn.Linear(4, 3)), features(4), outcome=raises("rows"))
+add("deceit: frozen attention that takes the batch for time", lambda: Net(lambda m, x: m.l(m.a(x, x, x)[0]), a=nn.MultiheadAttention(4, 2).requires_grad_(False), l=nn.Linear(4, 3)), features(5, 4), outcome=raises("rows"))
+add("deceit: routed by boolean masks", lambda: Net(_routed, g=nn.Linear(4, 2), a=nn.Linear(4, 3), b=nn.Linear(4, 3)), features(3, 4), oracle="joint")
 add("deceit: padded along the batch", lambda: Net(lambda m, x: m.l(F.pad(x, (0, 0, 1, 1)))[1:-1], l=nn.Linear(4, 3)), features(4), outcome=raises("rows"))
 add("deceit: the first row dropped", lambda: Net(lambda m, x: torch.cat([x[:1, :3], m.l(x[1:])]), l=nn.Linear(4, 3)), features(4), oracle="joint")
 add("deceit: every other row", lambda: Net(lambda m, x: x[:, :3].index_add(0, torch.arange(0, len(x), 2), m.l(x[::2])), l=nn.Linear(4, 3)), features(4), oracle="joint")
@@ -920,7 +957,7 @@ add("deceit: repeated unequally", lambda: Net(lambda m, x: _unequal(m, x), l=nn.
 add("deceit: einsum that moves rows", lambda: Net(lambda m, x: m.l(torch.einsum("btf->tbf", x)).transpose(0, 1), l=nn.Linear(4, 3)), features(5, 4))
 add("deceit: modulated convolution, rows as groups", lambda: Net(_modulated, w=normal(3, 2, 3), a=nn.Linear(4, 2)), several(features(2, 6), features(4)))
 add("deceit: rows as strided view", lambda: Net(lambda m, x: m.l(x.as_strided(x.shape, x.stride())), l=nn.Linear(4, 3)), features(4))
-add("deceit: rows as strided view, reversed columns of a fold", lambda: Net(lambda m, x: m.l(x.as_strided((x.shape[1], len(x), 4), (4, 4 * x.shape[1], 1))).transpose(0, 1), l=nn.Linear(4, 3)), features(3, 4), outcome=raises("rows"))
+add("deceit: rows as strided view, reversed columns of a fold", lambda: Net(lambda m, x: m.l(x.as_strided((x.shape[1], len(x), 4), (4, 4 * x.shape[1], 1))).transpose(0, 1), l=nn.Linear(4, 3)), features(3, 4))
 add("deceit: unbind and stack in another order", lambda: Net(lambda m, x: m.l(torch.stack(x.unbind(0)[::-1])).flip(0), l=nn.Linear(4, 3)), features(4), outcome=raises("rows"))
 add("deceit: unbind and stack", lambda: Net(lambda m, x: m.l(torch.stack(x.unbind(0))), l=nn.Linear(4, 3)), features(4), outcome=raises("one row was selected"))
 add("deceit: time unbound and stacked first", lambda: Net(lambda m, x: m.l(torch.stack(x.unbind(1))).transpose(0, 1), l=nn.Linear(4, 3)), features(5, 4))

@@ -176,11 +176,61 @@ def after_moving(
     kwargs: dict[str, Any],
     layout: Layout,
     rows: int,
-) -> Layout | Scattered:
+) -> Any:
     """Follow a function that moves components about (flip, roll): move row numbers alike."""
     x: Tensor = args[0]
+    if func in (torch.as_strided, Tensor.as_strided) and not x.is_contiguous():
+        return Scattered("it was laid out anew by `as_strided`")
     shape = [1] * x.dim()
     shape[layout.dim] = -1
     ids = layout.rows_of(x.shape[layout.dim], rows).reshape(shape).expand(x.shape)
-    found = canonical(func(ids, *args[1:], **kwargs), rows)
-    return found or Scattered("its rows were moved about")
+    moved = func(ids.contiguous().to(x.device), *args[1:], **kwargs)
+    found = [
+        canonical(one.cpu(), rows) or Scattered("its rows were moved about")
+        for one in ([moved] if isinstance(moved, Tensor) else moved)
+    ]
+    return found[0] if isinstance(moved, Tensor) else found
+
+
+def after_writing(
+    target: Tensor, at: Layout, source: Tensor, layout: Layout, index: Any, rows: int
+) -> bool:
+    """Whether ``target[index] = source`` writes every row to slices of the same row."""
+    shape = [1] * target.dim()
+    shape[at.dim] = -1
+    ids = at.rows_of(target.shape[at.dim], rows).reshape(shape).expand(target.shape)
+    ids = ids.to(target.device)[index].cpu()
+    shape = [1] * source.dim()
+    shape[layout.dim] = -1
+    own = layout.rows_of(source.shape[layout.dim], rows).reshape(shape)
+    while own.dim() > ids.dim() and own.shape[0] == 1:
+        own = own[0]
+    return bool((ids == own).all())
+
+
+def after_adding(
+    target: Tensor,
+    at: Layout,
+    dim: int,
+    index: Tensor,
+    source: Tensor,
+    layout: Layout,
+    rows: int,
+) -> bool:
+    """Whether ``index_add`` or ``scatter_add`` bring every row to slices of the same row."""
+    dim %= max(1, target.dim())
+    if layout.dim != at.dim:
+        return False
+    to = at.rows_of(target.shape[at.dim], rows)
+    own = layout.rows_of(source.shape[layout.dim], rows)
+    if dim != at.dim:
+        size = source.shape[layout.dim] if index.dim() < source.dim() else index.shape[at.dim]
+        return torch.equal(to[:size], own[:size])
+    index = index.cpu()
+    if index.dim() == source.dim() and index.dim() > 1:
+        shape = [1] * index.dim()
+        shape[dim] = -1
+        own = own[: index.shape[dim]].reshape(shape)
+    else:
+        own = own[: index.numel()]
+    return bool((to[index] == own).all())

@@ -186,7 +186,8 @@ def _operand_shares(
     return ContractionShares(equation, arranged, partition, shape)
 
 
-def _matmul_terms(a: Tensor, b: Tensor) -> tuple[str, str, str]:
+def matmul_terms(a: Tensor, b: Tensor) -> tuple[str, str, str]:
+    """Return a product of matrices as an einsum: its operands' terms, and its result's."""
     batch = max(a.dim(), b.dim()) - 2
     letters = LETTERS[: max(0, batch)]
     left = "x" if a.dim() == 1 else "".join(letters[len(letters) - (a.dim() - 2) :]) + "wx"
@@ -205,7 +206,7 @@ def matmul(call: Call, input: Tensor, other: Tensor, **kwargs: Any) -> Plan:  # 
         raise call.unsupported(f"with {', '.join(kwargs)}")
     if call.name == "__rmatmul__":
         input, other = other, input  # noqa: A001
-    left, right, out = _matmul_terms(input, other)
+    left, right, out = matmul_terms(input, other)
     return contraction(call, [input, other], [left, right], out)
 
 
@@ -225,7 +226,7 @@ def addmm(
     """
     if call.name.endswith("_"):
         raise call.unsupported("in place")
-    left, right, out = _matmul_terms(a, b)
+    left, right, out = matmul_terms(a, b)
     return contraction(call, [a, b], [left, right], out, [(input, beta)], alpha)
 
 
