@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -112,7 +113,7 @@ def differences(
             for tally in rule.tallies:
                 if tally.gradient is parameter.grad:
                     tallies[i] = tally
-        votes, floors = _oracle_votes(compute_loss, batch, codes, agreement, parameters, seed)
+        expected = _oracle_votes(compute_loss, batch, codes, agreement, parameters, seed, tolerance)
         for parameter in parameters:
             parameter.grad = None
         torch.manual_seed(seed)
@@ -121,13 +122,31 @@ def differences(
         for i, (name, parameter) in enumerate(named):
             if parameter.grad is None and tallies[i] is None:
                 continue
-            line = _difference(
-                tallies[i], parameter.grad, votes[i], floors[i], parameter, tolerance
-            )
+            line = _difference(tallies[i], parameter.grad, expected[i])
             if line:
                 used = ", ".join(sorted(consumers[i])) or "nothing that was seen"
                 lines.append(f"`{name}`, consumed by {used}: {line}")
         return lines
+
+
+@dataclass
+class _Expected:
+    """What the oracle finds for one parameter.
+
+    Attributes:
+        votes: The sum of signs.
+        slack: How far other votes may be from these: an environment's component that is as good as
+            zero may have either sign.
+        scale: The largest component of an environment's gradient.
+    """
+
+    votes: Tensor
+    slack: Tensor
+    scale: float = 0.0
+
+
+def _is_exact(parameter: Tensor) -> bool:
+    return parameter.dtype == torch.float64
 
 
 def _oracle_votes(
@@ -137,41 +156,40 @@ def _oracle_votes(
     agreement: Agreement,
     parameters: list[Tensor],
     seed: int,
-) -> tuple[list[Tensor], list[Tensor]]:
-    """Return votes, and how small environments' gradients get, relative to the largest."""
-    votes = [torch.zeros_like(parameter) for parameter in parameters]
-    floors = [torch.full_like(parameter, torch.inf) for parameter in parameters]
+    tolerance: float | None,
+) -> list[_Expected]:
+    """Return what a backward pass per environment finds."""
+    expected = [_Expected(torch.zeros_like(p), torch.zeros_like(p)) for p in parameters]
+    wanted = [(p, found) for p, found in zip(parameters, expected, strict=True) if p.requires_grad]
     for e in range(int(codes.max()) + 1):
         index = (codes == e).nonzero().squeeze(1)
         torch.manual_seed(seed)
         loss = compute_loss(rows_of(batch, index, agreement.batch_dim))
-        found = torch.autograd.grad(loss, parameters, allow_unused=True)
-        for i, gradient in enumerate(found):
-            if gradient is not None:
-                votes[i] += gradient.sign()
-                scale = gradient.abs().max().clamp(min=1e-300)
-                floors[i] = torch.minimum(floors[i], gradient.abs() / scale)
-    return votes, floors
+        gradients = torch.autograd.grad(loss, [p for p, _ in wanted], allow_unused=True)
+        for (parameter, found), gradient in zip(wanted, gradients, strict=True):
+            if gradient is None or not gradient.numel():
+                continue
+            band = tolerance
+            if band is None:
+                band = 1e-9 if _is_exact(parameter) else 1e-4
+            largest = float(gradient.abs().max())
+            found.scale = max(found.scale, largest)
+            found.votes += gradient.sign()
+            small = gradient.abs() <= band * largest
+            found.slack += small.to(gradient.dtype) * (1 + gradient.sign().abs())
+    return expected
 
 
-def _difference(
-    tally: Tally | None,
-    gradient: Tensor | None,
-    votes: Tensor,
-    floor: Tensor,
-    parameter: Tensor,
-    tolerance: float | None,
-) -> str | None:
+def _difference(tally: Tally | None, gradient: Tensor | None, expected: _Expected) -> str | None:
     if tally is None:
         return "it has a gradient, and no environment voted"
-    exact = parameter.dtype == torch.float64
-    band = tolerance if tolerance is not None else (1e-9 if exact else 1e-4)
-    if gradient is not None:
-        scale = float(gradient.abs().max().clamp(min=1e-300))
+    if gradient is not None and gradient.numel():
+        # An environment's components, as those of the sum may cancel out.
+        scale = max(expected.scale, float(gradient.abs().max()), 1e-300)
         error = float((tally.gradient - gradient).abs().max()) / scale
-        if not error <= (1e-9 if exact else 1e-3):
+        if not error <= (1e-9 if _is_exact(gradient) else 1e-3):
             return f"its gradient is off by {error:.1e} of the largest component"
-    wrong = (tally.get(Statistic.VOTES) != votes) & (floor > band)
+    wrong = (tally.get(Statistic.VOTES) - expected.votes).abs() > expected.slack
     if bool(wrong.any()):
         share = float(wrong.double().mean())
         return f"votes differ on {share:.1%} of its weights"
