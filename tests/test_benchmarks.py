@@ -12,12 +12,11 @@ import torch
 
 sys.path.append(str(Path(__file__).parents[1]))
 
+from benchmarks import __main__ as command
+from benchmarks import report
 from benchmarks.harness import Spread, in_turns, peak_bytes
 from benchmarks.ways import FLOOR, OURS, WAYS, verify
 from benchmarks.workloads import WORKLOADS
-
-from benchmarks import __main__ as command
-from benchmarks import report
 
 MEGABYTE = 2**20
 
