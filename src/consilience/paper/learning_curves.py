@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
+import numpy as np
 from matplotlib.figure import Figure
 
 from consilience.lab.figures import PALETTE, save, style
@@ -16,7 +17,7 @@ COLUMNS = 5
 def draw(folder: Path, *, quick: bool = False, runs: Path = Path("runs")) -> list[Path]:
     """Draw accuracy over epochs for each method: each seed, their mean, and their range.
 
-    A curve that ends early is of runs that the paper's rule stopped once they had memorized.
+    A cross ends a run that the paper's rule stopped once it had memorized.
 
     Args:
         folder: Where to write `learning-curves.svg` and `.png`.
@@ -48,6 +49,9 @@ def draw(folder: Path, *, quick: bool = False, runs: Path = Path("runs")) -> lis
                 axes.fill_between(curves.epochs, low, high, color=colour, alpha=0.15, linewidth=0)
                 for each in curves.each:
                     axes.plot(curves.epochs, 100 * each, color=colour, ls="-", lw=0.5, alpha=0.5)
+                    last = np.flatnonzero(~np.isnan(each))[-1]
+                    if curves.epochs[last] < group.settings["epochs"]:  # and be it the first
+                        axes.plot(curves.epochs[last], 100 * each[last], "x", ms=4, color=colour)
                 axes.plot(curves.epochs, mean, color=colour, linestyle="-", linewidth=1.6)
                 axes.axhline(50, color="#444444", linestyle=":", linewidth=1)
                 axes.set(
