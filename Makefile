@@ -68,6 +68,9 @@ docs: install ## Write again what the docs take from the code: tables and pictur
 	$(BIN)/python docs/supported_operations.py
 	$(BIN)/python docs/pictures/votes.py
 	$(BIN)/python -m consilience.paper.catalogue > docs/figures.md
+	$(BIN)/python examples/linear_regression.py --folder demo
+	$(BIN)/consilience figure masked-not-frozen --out demo
+	cp demo/linear_regression.svg demo/masked-not-frozen.svg docs/pictures
 
 format: install ## Put code into the project's style
 	$(BIN)/ruff check --fix
