@@ -32,10 +32,12 @@ WAYS: dict[str, dict[str, Any]] = {
     "L2 1e-4 in SGD": {"l2": 1e-4, "optimizer": "sgd"},
     "the same, not rescaled": {"l2": 1e-4, "optimizer": "sgd", "rescale": "none"},
     "L2 1e-4 inside Adam, eps 1e-3": {"l2": 1e-4, "eps": 1e-3},
+    "L2 1e-4 inside Adam, beta2 0.9": {"l2": 1e-4, "beta2": 0.9},
     "none, masked wiped by hand": {"l2": 0.0, "wipe": True},
 }
 """Ways of decay, as changes to the preset, and probes of the explanation: `shrink` multiplies the
-initial weights, `eps` is Adam's, `wipe` moves masked weights towards 0 by the learning rate."""
+initial weights, `eps` and `beta2` are Adam's, `wipe` moves masked weights towards 0 itself."""
+PROBES = ("shrink", "eps", "beta2", "wipe")
 COLUMNS = ("mechanism", "shortcut", "deeper", "kept %", "loss")
 
 
@@ -46,6 +48,7 @@ def follow(
     *,
     shrink: float = 1.0,
     eps: float | None = None,
+    beta2: float | None = None,
     wipe: bool = False,
 ) -> dict[int, tuple[float, ...]]:
     """Train by AND-mask, and return after some epochs what :data:`COLUMNS` name.
@@ -59,8 +62,10 @@ def follow(
         epochs: When to look; 0 is before training.
         shrink: What initial weights are multiplied by.
         eps: Adam's epsilon, in place of its default.
+        beta2: How much of Adam's second moment stays from step to step, in place of its default.
         wipe: After each step, move every parameter whose gradient is masked towards 0 by the
-            learning rate: what L2 inside Adam does to it, with neither L2 nor Adam in it.
+            learning rate, or by a tenth of what is left if that is less: what L2 inside Adam
+            does to a weight that never agreed, with neither L2 nor Adam in it.
     """
     settings = settings.resolve()
     rows = make_data(settings, seed).train()
@@ -72,8 +77,11 @@ def follow(
     with torch.no_grad():
         for weight in (first, *deeper):
             weight.mul_(shrink)
-    for group in method.optimizer.param_groups if eps is not None else ():
-        group["eps"] = eps
+    for group in method.optimizer.param_groups:
+        if eps is not None:
+            group["eps"] = eps
+        if beta2 is not None:
+            group["betas"] = (group["betas"][0], beta2)
     found: dict[int, tuple[float, ...]] = {}
     for epoch in range(max(epochs) + 1):
         steps = []
@@ -108,7 +116,7 @@ def main() -> None:
     sys.stdout.write(f"{'':31}{'epoch':>6}" + "".join(f"{c:>11}" for c in COLUMNS) + "\n")
     for name in asked:
         changes = WAYS[name]
-        probes = {key: changes[key] for key in ("shrink", "eps", "wipe") if key in changes}
+        probes = {key: changes[key] for key in PROBES if key in changes}
         given = {key: value for key, value in changes.items() if key not in probes}
         settings = replace(PRESETS["paper"], **given)
         for epoch, numbers in follow(settings, 0, epochs, **probes).items():
