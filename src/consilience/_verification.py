@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from consilience.observation.environments import EnvironmentLabels, factorize
 from consilience.rules import Rule, Statistic, Tally
@@ -56,9 +56,16 @@ def count_rows(batch: Any, dim: int) -> int:
 
 
 @contextmanager
-def _undisturbed(parameters: list[Tensor]) -> Iterator[None]:
-    """Put gradients back afterwards."""
+def _undisturbed(parameters: list[Tensor], modules: list[nn.Module]) -> Iterator[None]:
+    """Put gradients and buffers back afterwards."""
     before = [parameter.grad for parameter in parameters]
+    buffers = [
+        (module, name, buffer, buffer.clone())
+        for model in modules
+        for module in model.modules()
+        for name, buffer in module._buffers.items()
+        if buffer is not None
+    ]
     for parameter in parameters:
         parameter.grad = None
     try:
@@ -66,6 +73,9 @@ def _undisturbed(parameters: list[Tensor]) -> Iterator[None]:
     finally:
         for parameter, gradient in zip(parameters, before, strict=True):
             parameter.grad = gradient
+        for module, name, buffer, value in buffers:
+            with torch.no_grad():
+                module._buffers[name] = buffer.copy_(value)
 
 
 def differences(
@@ -87,7 +97,7 @@ def differences(
             "Parameter `env` should have a label for every row of the batch. Found "
             f"`len(env) = {len(codes)}` and {rows} rows."
         )
-    with _undisturbed(parameters), torch.random.fork_rng():
+    with _undisturbed(parameters, agreement._modules), torch.random.fork_rng():
         seed = torch.initial_seed()
         rule = _Votes()
         observed = Agreement(

@@ -16,7 +16,7 @@ from consilience.observation.errors import NotVotedOnError, ObservationError
 from consilience.observation.ledger import Ledger
 from consilience.observation.mode import ObservingMode
 from consilience.observation.oracle import tally_losses
-from consilience.observation.uses import Observation
+from consilience.observation.uses import Observation, Watched, watch
 from consilience.optim._agreed_step import agreed_step, check_agreed_step
 from consilience.optim._masked_step import Decay, Masked
 from consilience.report import Report
@@ -28,6 +28,9 @@ Unvoted = Literal["raise", "allow"]
 CONSERVED = {torch.float64: 1e-7, torch.float32: 1e-3}
 """How much of a gradient may be left over once what was observed is taken off; in half precision
 a twentieth."""
+
+LEFT = "_consilience_left"
+"""Kept on a gradient that `apply` left: which version of it that was."""
 
 
 class Agreement:
@@ -117,7 +120,9 @@ class Agreement:
         self._observations: list[Observation] = []
         self._mode: ObservingMode | None = None
         self._unchecked = set(range(len(named)))
-        self._watched: dict[int, tuple[Tensor, set[str]]] = {}
+        self._watching: set[int] = set()
+        self._watched: Watched = {}
+        self._met_strangers = False
         self._report: Report | None = None
         self._stepped: set[int] = set()  # parameters that stepped on these votes
         self._slots = Slots(self._parameters, rule.statistics)
@@ -129,9 +134,9 @@ class Agreement:
         """Observe the forward passes in this block; their backward passes may come later.
 
         Args:
-            env: The environment of each row: integers or strings, in any order. ``-1`` or ``None``
-                among them: unknown; the row keeps its share of the gradient and does not vote.
-                None: every row is its own environment.
+            env: The environment of each row: integers or strings, in any order. ``-1``, ``"-1"`` or
+                ``None`` among them: unknown; the row keeps its share of the gradient and does not
+                vote. None: every row is its own environment.
         """
         if self._mode is not None:
             raise ObservationError(
@@ -148,13 +153,13 @@ class Agreement:
         self._gather()
         self._forget_report()
         if self.unvoted == "raise" and not self._ledger:
-            self._watch()
+            self._watching |= self._unchecked
         observation = Observation(
             self._parameters,
             self._names,
             self.rule.statistics,
             environments,
-            self._watched,
+            self._watching,
             self._take_up,
         )
         mode = ObservingMode(
@@ -175,13 +180,16 @@ class Agreement:
             if observation in self._observations:
                 self._observations.remove(observation)
             observation.dead = True
+            self._slots.abandon()
             raise
         finally:
             self._mode = None
 
     def _take_up(self, observation: Observation) -> None:
-        """Count on an observation again whose graph outlived an apply."""
-        self._observations.append(observation)
+        """Count on an observation into which a backward pass came, at first or after an apply."""
+        self._check_zeroed()
+        if observation not in self._observations:
+            self._observations.append(observation)
 
     def checkpoint_contexts(
         self,
@@ -206,8 +214,9 @@ class Agreement:
         however many there are. The gradient becomes that of the mean of the losses.
 
         Args:
-            environment_losses: A vector of per-environment losses, or an iterable that gives one
-                loss after the other. With a generator, only one graph lives at a time.
+            environment_losses: A vector of per-environment losses, or an iterable (or the values
+                of a dictionary) that gives one loss after the other. With a generator, only one
+                graph lives at a time.
 
         Example:
             >>> import torch
@@ -224,6 +233,7 @@ class Agreement:
                 "`agreement.backward` was called inside of an observation. It needs none: call it "
                 "outside, with losses that were computed outside."
             )
+        self._check_zeroed()
         self._forget_report()
         gradients, counts = tally_losses(
             environment_losses,
@@ -240,9 +250,8 @@ class Agreement:
             else:
                 parameter.grad.add_(gradient)
             self._ledger[i].merge(count)
-            if i in self._watched:
-                self._watched[i][0].add_(gradient)
-                self._watched[i][1].add("agreement.backward")
+            if i in self._watching:
+                watch(self._watched, i, parameter, "agreement.backward").add_(gradient)
 
     # Applying
 
@@ -261,10 +270,13 @@ class Agreement:
                 "first, and run the backward pass."
             )
         self._gather(finish=True)
-        self._slots.collect(self._ledger, self._names)
+        compiled = self._slots.collect(self._ledger, self._names)
+        if compiled or self._met_strangers or not self._ledger:
+            self._check_known()
         self._check_voted()
         self._check_conserved()
         tallies: dict[str, Tally] = {}
+        results: list[tuple[Tensor, Tensor]] = []
         for i, parameter in enumerate(self._parameters):
             if parameter.grad is None or i not in self._ledger:
                 continue
@@ -272,13 +284,26 @@ class Agreement:
             found = {statistic.value: amount for statistic, amount in count.statistics.items()}
             tally = Tally(parameter.grad, count.voters, **found)
             tallies[self._names[i]] = tally
-            result = self.rule(tally)
-            parameter.grad = (
-                result if result.dtype == parameter.dtype else result.to(parameter.dtype)
-            )
+            results.append((parameter, self._ruled(self._names[i], tally)))
+        # Where a rule raises, nothing was changed.
+        for parameter, result in results:
+            parameter.grad = result.to(parameter.dtype)
+            setattr(parameter.grad, LEFT, parameter.grad._version)
         self._ledger.clear()
+        self._met_strangers = False
         self._report = Report(self.rule, tallies)
         return self._report
+
+    def _ruled(self, name: str, tally: Tally) -> Tensor:
+        result = self.rule(tally)
+        if not isinstance(result, Tensor) or result.shape != tally.gradient.shape:
+            found = list(result.shape) if isinstance(result, Tensor) else type(result).__name__
+            raise TypeError(
+                f"Parameter `rule` should return a tensor of the shape of the gradient. Found "
+                f"{found} from {self.rule!r} for `{name}`, whose gradient has the shape "
+                f"{list(tally.gradient.shape)}."
+            )
+        return result
 
     def step(
         self,
@@ -359,7 +384,9 @@ class Agreement:
         self._observations = []
         self._ledger.clear()
         self._slots.clear()
+        self._watching.clear()
         self._watched.clear()
+        self._met_strangers = False
         self._forget_report()
 
     def _gather(self, *, finish: bool = False) -> None:
@@ -372,6 +399,12 @@ class Agreement:
                 waiting.append(observation)
                 continue
             self._ledger.merge(observation.ledger)
+            for i, (total, uses) in observation.watched.items():
+                for use in uses:
+                    watch(self._watched, i, self._parameters[i], use)
+                self._watched[i][0].add_(total)
+            observation.watched = {}
+            self._met_strangers = self._met_strangers or observation.met_strangers
         self._observations = waiting
 
     def _check_voted(self) -> None:
@@ -420,10 +453,24 @@ class Agreement:
             '`Agreement(..., unvoted="allow")`.'
         )
 
-    def _watch(self) -> None:
-        """Keep, until each parameter was checked once, the gradient that observed uses give it."""
-        for i in self._unchecked - self._watched.keys():
-            self._watched[i] = (torch.zeros_like(self._parameters[i], requires_grad=False), set())
+    def _check_zeroed(self) -> None:
+        """Check that no gradient is one that the last apply left, as its part has had its votes."""
+        if self.unvoted == "allow":
+            return
+        left = [
+            name
+            for name, parameter in self.named_parameters()
+            if parameter.grad is not None
+            and getattr(parameter.grad, LEFT, None) == parameter.grad._version
+        ]
+        if left:
+            raise NotVotedOnError(
+                f"Parameters {', '.join(f'`{name}`' for name in left)} still have the gradient "
+                "that the last `agreement.apply()` left, and this backward pass would add to it. "
+                "Call `optimizer.zero_grad()` before. To accumulate over several batches, call "
+                "`agreement.apply()` once, after the last of them. Freeze parameters that no "
+                "optimizer holds (`requires_grad_(False)`), or leave them out of the agreement."
+            )
 
     def _check_conserved(self) -> None:
         """Check once per parameter that its gradient is what the observed operations gave it."""
@@ -445,23 +492,32 @@ class Agreement:
                     '`Agreement(..., unvoted="allow")`.'
                 )
             self._unchecked.discard(i)
-        if self._watched:
-            self._check_known()
+        self._watching.clear()
         self._watched.clear()
 
     def _check_known(self) -> None:
+        """Check that the model's parameters are still the ones that are tracked."""
+        if self.unvoted == "allow":
+            return
         known = {id(parameter) for parameter in self._parameters}
-        strangers = [
-            name
-            for module in self._modules
-            for name, parameter in module.named_parameters()
-            if id(parameter) not in known and parameter.grad is not None
-        ]
+        held = {id(p): (n, p) for module in self._modules for n, p in module.named_parameters()}
+        strangers = [n for i, (n, p) in held.items() if i not in known and p.grad is not None]
         if strangers:
             raise NotVotedOnError(
                 f"Parameters {', '.join(f'`{name}`' for name in strangers)} came into the model "
                 "after the agreement was made, and are not observed. Make the agreement once the "
                 "model is complete."
+            )
+        left = [
+            name
+            for i, (name, parameter) in enumerate(self.named_parameters())
+            if self._modules and i in self._ledger and id(parameter) not in held
+        ]
+        if left:
+            raise NotVotedOnError(
+                f"Parameters {', '.join(f'`{name}`' for name in left)} were voted on, and are no "
+                "longer in the model: it was compiled before they were replaced. Compile it, and "
+                "make the agreement, once it is complete."
             )
 
     # Verifying
@@ -476,8 +532,8 @@ class Agreement:
     ) -> None:
         """Run the streaming way and the oracle on one batch; raise where they differ.
 
-        The first thing to do with a new architecture. Leaves gradients, votes and the state of
-        random generators as they were; buffers, such as running statistics, may move.
+        The first thing to do with a new architecture. Leaves gradients, votes, the model's buffers
+        and the state of torch's random generators as they were.
 
         Args:
             compute_loss: From a batch to the loss, as in the training loop: a mean or a sum of what

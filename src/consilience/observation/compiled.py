@@ -77,14 +77,49 @@ class Slots:
         self.slots = [
             [_slot(p, (1,)), *(_slot(p, p.shape) for _ in statistics)] for p in parameters
         ]
-        self.owner = str(next(_NUMBERS))
-        _OWNERS[self.owner] = self
+        self._back: dict[int, list[Tensor]] = {}
         self._current: dict[int, Uses] = {}
         self._uses: dict[int, Uses] = {}
+        self._enlist()
+
+    def _enlist(self) -> None:
+        self.owner = str(next(_NUMBERS))
+        _OWNERS[self.owner] = self
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Be known under a name of its own, as a copy."""
+        self.__dict__.update(state)
+        self._enlist()
 
     def open(self) -> None:
         """Begin an observation."""
+        self._take_back()
         self._current = {}
+
+    def abandon(self) -> None:
+        """Forget the observation that is open, and what came back in it."""
+        dropped = {id(uses) for uses in self._current.values()}
+        self._uses = {n: uses for n, uses in self._uses.items() if id(uses) not in dropped}
+        self._current = {}
+        self._empty()
+
+    def _take_back(self) -> None:
+        """Move what came back out of the slots, where a later observation cannot touch it."""
+        for i, slots in enumerate(self.slots):
+            found = [slot.grad for slot in slots if slot.grad is not None]
+            if not found:
+                continue
+            if i in self._back:
+                for amount, more in zip(self._back[i], found, strict=True):
+                    amount.add_(more)
+            else:
+                self._back[i] = found
+        self._empty()
+
+    def _empty(self) -> None:
+        for slots in self.slots:
+            for slot in slots:
+                slot.grad = None
 
     def enter(self, parameter: int) -> int:
         """Count a use; return its number."""
@@ -112,12 +147,15 @@ class Slots:
         uses.waiting.setdefault(number, []).append(shares)
         return uses
 
-    def collect(self, into: Ledger, names: Sequence[str]) -> None:
-        """Move what came back into a ledger."""
-        for i, slots in enumerate(self.slots):
+    def collect(self, into: Ledger, names: Sequence[str]) -> bool:
+        """Move what came back into a ledger; return whether there was anything."""
+        self._take_back()
+        came = False
+        for i in range(len(self.slots)):
             waiting = {id(u): u for u in self._uses.values() if u.parameter == i and u.waiting}
-            if slots[0].grad is None and not waiting:
+            if i not in self._back and not waiting:
                 continue
+            came = True
             if i in into:
                 raise UnsupportedOperationError(
                     f"Parameter `{names[i]}` was consumed by a compiled part of the model and by "
@@ -125,21 +163,20 @@ class Slots:
                     "compile all of it."
                 )
             count = into[i]
-            if slots[0].grad is not None:
-                count.voters += int(slots[0].grad)
-                for name, slot in zip(self.names, slots[1:], strict=True):
-                    assert slot.grad is not None  # noqa: S101 - all slots get theirs together
-                    count.add(Statistic(name), slot.grad)
+            if i in self._back:
+                voters, *amounts = self._back[i]
+                count.voters += int(voters)
+                for name, amount in zip(self.names, amounts, strict=True):
+                    count.add(Statistic(name), amount)
             for uses in waiting.values():
                 uses.tally(count, self.statistics)
         self.clear()
+        return came
 
     def clear(self) -> None:
         """Forget what came back."""
-        self._current, self._uses = {}, {}
-        for slots in self.slots:
-            for slot in slots:
-                slot.grad = None
+        self._current, self._uses, self._back = {}, {}, {}
+        self._empty()
 
 
 _NUMBERS = counter(1)
@@ -168,7 +205,16 @@ def tap(
 ) -> tuple[Tensor, Tensor]:
     """Hand on the output of an operation that consumed a parameter; return the use's number."""
     del data, weight, slots, codes, kind, settings, statistics
+    if owner not in _OWNERS:
+        raise _gone()
     return out.clone(), torch.tensor(_OWNERS[owner].enter(parameter))
+
+
+def _gone() -> ObservationError:
+    return ObservationError(
+        "The agreement that observed a compiled model is gone. Keep it for as long as graphs of "
+        "its observations live."
+    )
 
 
 @tap.register_fake
@@ -198,7 +244,7 @@ def shares(
     wanted = frozenset(Statistic(name) for name in statistics.split(",") if name)
     slots = _OWNERS.get(owner)
     if slots is None:
-        raise ObservationError("The agreement that observed a compiled model is gone.")
+        raise _gone()
     uses = slots.arrive(int(number), found)
     uses.kept |= torch._C._autograd._get_current_graph_task_keep_graph()
     count = Count()

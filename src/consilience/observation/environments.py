@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, TypeAlias
@@ -13,6 +14,7 @@ from torch import Tensor
 
 UNKNOWN = -1
 """The environment of a row that keeps its share of the gradient and does not vote."""
+_UNKNOWN = (UNKNOWN, None, "-1", b"-1")
 
 EnvironmentLabels: TypeAlias = Tensor | np.ndarray[Any, Any] | Sequence[Any]
 
@@ -20,8 +22,8 @@ EnvironmentLabels: TypeAlias = Tensor | np.ndarray[Any, Any] | Sequence[Any]
 def factorize(env: EnvironmentLabels, name: str = "env") -> Tensor:
     """Turn labels into codes ``0, 1, ...`` in sorted order of the labels, ``-1`` for unknown.
 
-    Integers of any values and order, strings, or any sequence of them; ``-1`` and ``None`` mean
-    unknown.
+    Integers of any values and order, strings, or any sequence of them; ``-1``, ``"-1"`` (as a file
+    or an array of strings may have it) and ``None`` mean unknown.
     """
     if isinstance(env, Tensor):
         if env.is_floating_point() or env.is_complex() or env.dtype == torch.bool:
@@ -38,8 +40,8 @@ def factorize(env: EnvironmentLabels, name: str = "env") -> Tensor:
             f"`{name}.shape = {list(array.shape)}`."
         )
     if array.dtype.kind in "iu":
-        array = array.astype(np.int64)  # differences of unsigned numbers would wrap
         known = array != UNKNOWN
+        array = array.astype(np.int64)  # differences of unsigned numbers would wrap
         # Labels that are sorted already, as a sampler of environments gives them, need no sort.
         if known.all() and array.size and (steps := np.diff(array)).size == 0:
             return torch.zeros(array.size, dtype=torch.long)
@@ -47,7 +49,7 @@ def factorize(env: EnvironmentLabels, name: str = "env") -> Tensor:
             codes = np.concatenate([[0], np.cumsum(steps > 0)])
             return torch.from_numpy(codes.astype(np.int64))
     else:
-        known = np.array([label is not None and label != UNKNOWN for label in array], dtype=bool)
+        known = np.array([label not in _UNKNOWN for label in array.tolist()], dtype=bool)
     codes = np.full(array.size, UNKNOWN, dtype=np.int64)
     if known.any():
         labels = array[known]
@@ -70,28 +72,48 @@ def _as_array(env: EnvironmentLabels, name: str) -> np.ndarray[Any, Any]:
             f"Parameter `{name}` should be an integer tensor, an array, a sequence of labels, or "
             f"None. Found `{name} = {env!r}`."
         ) from None
-    if not isinstance(values, np.ndarray):
-        values = [value.item() if isinstance(value, Tensor) else value for value in values]
-        kinds = {type(value) for value in values if value is not None}
-        if len(kinds) > 1 and not all(issubclass(kind, (int, np.integer)) for kind in kinds):
-            raise TypeError(
-                f"Parameter `{name}` should hold labels of one kind. Found "
-                f"{' and '.join(sorted(kind.__name__ for kind in kinds))}."
-            )
-        if None in values:
-            array = np.empty(len(values), dtype=object)
-            array[:] = values
-        else:
-            array = np.asarray(values) if values else np.empty(0, dtype=np.int64)
-    else:
-        array = values
-    if array.dtype.kind not in "iuUSO":
+    if not isinstance(values, np.ndarray) or values.dtype == object:
+        values = _of_one_kind(list(values), name)
+    if values.dtype.kind not in "iuUSO":
         raise TypeError(
             f"Parameter `{name}` should hold integers or strings. Found `{name}.dtype = "
-            f"{array.dtype}`."
+            f"{values.dtype}`."
         )
-    if array.dtype == object and any(isinstance(value, float) for value in array):
+    return values
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.dim() == 0
+
+
+def _of_one_kind(values: list[Any], name: str) -> np.ndarray[Any, Any]:
+    """Return labels as an array, which would make 1 and "1" the same."""
+    values = [
+        value.item() if isinstance(value, np.generic) or _is_number(value) else value
+        for value in values
+    ]
+    kinds = {type(value) for value in values if value is not None}
+    if not kinds.isdisjoint((list, tuple, np.ndarray, Tensor)):
+        raise ValueError(
+            f"Parameter `{name}` should have one dimension, a label for every row. Found a "
+            "sequence among its labels."
+        )
+    if len(kinds) > 1 and not all(issubclass(kind, int) for kind in kinds):
+        raise TypeError(
+            f"Parameter `{name}` should hold labels of one kind, and None where the environment "
+            f"is unknown. Found {' and '.join(sorted(kind.__name__ for kind in kinds))}."
+        )
+    if float in kinds:
         raise TypeError(f"Parameter `{name}` should hold integers or strings. Found floats.")
+    if not kinds.isdisjoint((int, bool)) and None not in values:
+        with suppress(OverflowError):  # beyond 64 bits
+            return np.asarray(values, dtype=bool if kinds == {bool} else np.int64)
+    if not values:
+        return np.empty(0, dtype=np.int64)
+    if kinds <= {str, bytes} and None not in values:
+        return np.asarray(values)
+    array = np.empty(len(values), dtype=object)
+    array[:] = values
     return array
 
 
@@ -279,10 +301,21 @@ def environment_mean(losses: Tensor, env: EnvironmentLabels | None) -> Tensor:
         >>> environment_mean(torch.tensor([1.0, 1.0, 4.0]), [0, 0, 1])
         tensor(2.5000)
     """
+    if not isinstance(losses, Tensor) or not losses.is_floating_point():
+        found = losses.dtype if isinstance(losses, Tensor) else type(losses).__name__
+        raise TypeError(
+            "Parameter `losses` should be a tensor of floating-point numbers, one loss per row. "
+            f"Found {found}."
+        )
     if losses.dim() == 0:
         raise ValueError(
             "Parameter `losses` should hold one loss per row. Found a single number: compute the "
             'losses with `reduction="none"`.'
+        )
+    if losses.numel() == 0:
+        raise ValueError(
+            "Parameter `losses` should hold one row or more. Found an empty batch: "
+            f"`losses.shape = {list(losses.shape)}`."
         )
     if losses.dim() > 1:
         losses = losses.flatten(1).mean(1)

@@ -44,6 +44,10 @@ class Mark(NamedTuple):
     base: Tensor | None = None
     version: int = 0  # how often the tensor had been written into
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Stay behind where the tensor is copied or saved; `torch.load` takes sets."""
+        return set, ()
+
 
 class _Shared:
     def __repr__(self) -> str:
@@ -166,12 +170,16 @@ class Following:
         source = self._sources.get(id(tensor))
         if source is not None:
             return source if tensor.requires_grad else SHARED
-        mark: Mark | None = getattr(tensor, MARK, None)
-        if mark is not None and mark.observation is self.observation:
+        mark = getattr(tensor, MARK, None)
+        if isinstance(mark, Mark) and mark.observation is self.observation:
             if mark.kind is SHARED and tensor.requires_grad and tensor._version != mark.version:
                 return Scattered("it was written into through a view")
             return mark.kind
-        if id(tensor) in self._constants or isinstance(tensor, Parameter):
+        if id(tensor) in self._constants:
+            return SHARED
+        if isinstance(tensor, Parameter):
+            if tensor.requires_grad:
+                self.observation.met_strangers = True
             return SHARED
         return None
 
@@ -312,8 +320,12 @@ class Following:
 
     def _is_constant(self, tensor: Tensor) -> bool:
         """Whether a tensor was a constant, before it may have been written into."""
-        mark: Mark | None = getattr(tensor, MARK, None)
-        return mark is not None and mark.observation is self.observation and mark.kind is SHARED
+        mark = getattr(tensor, MARK, None)
+        return (
+            isinstance(mark, Mark)
+            and mark.observation is self.observation
+            and mark.kind is SHARED
+        )
 
     def _follow(
         self,

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
 from torch.overrides import TorchFunctionMode
 
 from consilience.observation.calls import OPERATORS, Call, fill
@@ -181,6 +182,9 @@ class ObservingMode(Following, TorchFunctionMode):
             if found is not None:
                 return found
         if weights and torch.is_grad_enabled():
+            if torch._C._functorch.peek_interpreter_stack() is not None:
+                why = "a transformation of `torch.func` (`vmap`, `grad`) hides its rows"
+                raise self.unsupported(name, args, kwargs, weights, why)
             tracked_first = bool(args) and any(args[0] is tensor for tensor, _ in weights)
             if name in LIKE and tracked_first:
                 return self._derive(func, name, args, kwargs, weights[:1])
@@ -346,6 +350,7 @@ class ObservingMode(Following, TorchFunctionMode):
         weights: list[tuple[Tensor, Source]],
     ) -> Any:
         """Observe a function that consumes tracked tensors together with rows."""
+        self._check_alone(name, weights)
         operator = OPERATORS.get(name)
         composite = isinstance(func, FunctionType)
         if composite and not (operator is not None and _is_builtin_twin(func)):
@@ -437,6 +442,20 @@ class ObservingMode(Following, TorchFunctionMode):
         return out
 
     # Errors
+
+    def _check_alone(self, name: str, weights: Sequence[tuple[Tensor, Source]]) -> None:
+        """Check that no other process is to add to these gradients."""
+        parallel = DistributedDataParallel._active_ddp_module
+        if parallel is None or not parallel.require_backward_grad_sync:
+            return
+        if torch.distributed.get_world_size(parallel.process_group) > 1:
+            raise UnsupportedOperationError(
+                f"{self._named(weights)} is consumed by `{name}` in a `DistributedDataParallel`, "
+                "which averages gradients over processes: the environments of the other processes "
+                "have no vote here, and the processes would drift apart. Run the forward and the "
+                "backward pass under `model.no_sync()`, and average `p.grad` over processes after "
+                "`agreement.apply()`; each process then agrees on its own environments."
+            )
 
     def _named(self, weights: Sequence[tuple[Tensor, Source]]) -> str:
         roots = sorted({root for _, source in weights for root in source.roots})

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence, Sized
+from collections.abc import Iterable, Mapping, Sequence, Sized
 
 import torch
 from torch import Tensor
 
 from consilience.observation.environments import single_environment_error
+from consilience.observation.errors import ObservationError
 from consilience.observation.ledger import Count, accumulator_dtype
 from consilience.rules import Statistic
 
@@ -25,6 +26,13 @@ def tally_losses(
     One backward pass per environment, folded at once: O(parameters) memory however many
     environments there are.
     """
+    if not isinstance(environment_losses, Iterable):
+        raise TypeError(
+            "Parameter `environment_losses` should be a vector with a loss per environment, or an "
+            f"iterable of them. Found `{type(environment_losses).__name__}`."
+        )
+    if isinstance(environment_losses, Mapping):
+        environment_losses = environment_losses.values()
     folded = _Fold(parameters, statistics)
     if isinstance(environment_losses, Tensor):
         losses = environment_losses
@@ -55,7 +63,16 @@ def tally_losses(
                 )
             _check_loss(loss)
             # Losses of a list may share a graph; those of a generator live one at a time.
-            folded.add(loss.reshape(()), retain_graph=listed is not None)
+            try:
+                folded.add(loss.reshape(()), retain_graph=listed is not None)
+            except RuntimeError as error:
+                if listed is None and "second time" in str(error):
+                    raise ObservationError(
+                        "The losses of a generator share a graph, of which no more than one lives "
+                        "at a time. Give them as a list or a vector, or run a forward pass for "
+                        "each."
+                    ) from error
+                raise
     if folded.seen == 1 and not allow_single:
         raise single_environment_error("environment_losses")
     return folded.finish()

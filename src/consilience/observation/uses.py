@@ -34,6 +34,18 @@ SharesOf = Callable[["Sequence[Tensor]", "Sequence[Tensor | None]"], "list[Share
 """From saved tensors and gradients of outputs to the shares of each tracked tensor."""
 
 
+Watched = dict[int, tuple[Tensor, set[str]]]
+"""By parameter: the gradient that observed uses gave it, and the names of these uses."""
+
+
+def watch(watched: Watched, index: int, parameter: Tensor, name: str) -> Tensor:
+    """Return where the gradients of a parameter are summed; remember what it was used by."""
+    if index not in watched:
+        watched[index] = (torch.zeros_like(parameter, requires_grad=False), set())
+    watched[index][1].add(name)
+    return watched[index][0]
+
+
 @dataclass(eq=False)
 class Weight:
     """A tracked tensor, as one use consumes it."""
@@ -128,12 +140,14 @@ class Observation:
         names: list[str],
         statistics: frozenset[Statistic],
         environments: Environments,
-        watched: dict[int, tuple[Tensor, set[str]]],
+        watching: set[int],
         wake: Callable[[Observation], None],
     ):
         self._wake = wake
-        self._asleep = False
-        self.watched = watched
+        self._asleep = True
+        self.watching = watching
+        self.watched: Watched = {}
+        self.met_strangers = False
         self.parameters = parameters
         self.names = names
         self.statistics = statistics
@@ -147,19 +161,19 @@ class Observation:
     def _watch(self, use: Use, totals: Sequence[Tensor | None]) -> None:
         for weight, total in zip(use.weights, totals, strict=True):
             source = weight.source.settled()
-            if total is None or not self.watched.keys() & set(source.roots):
+            if total is None or not self.watching & set(source.roots):
                 continue
+            sums = {
+                root: watch(self.watched, root, self.parameters[root], use.name)
+                for root in self.watching & set(source.roots)
+            }
             if source.view:
-                root = source.roots[0]
-                found = {root: self.watched[root][0]}
-                source.evaluate(found, casts=False).add_(total)
+                source.evaluate(sums, casts=False).add_(total)
             else:
                 pull = Pullback(source, weight.value, self.parameters, use.name)
                 for root, pulled in pull(total.reshape(weight.value.shape)).items():
-                    if root in self.watched:
-                        self.watched[root][0].add_(pulled)
-            for root in set(source.roots) & self.watched.keys():
-                self.watched[root][1].add(use.name)
+                    if root in sums:
+                        sums[root].add_(pulled)
 
     @property
     def open(self) -> bool:
@@ -197,14 +211,14 @@ class Observation:
 
     def receive(self, use: Use, shares: list[Shares | None]) -> list[Tensor | None]:
         """Tally the shares of a use, now or when the rest of them is there."""
-        if self._asleep:  # its votes were applied, and its graph, or a part of it, still lives
-            self._asleep = False
-            self._wake(self)
         use.arrived = True
         if self.dead:
             return self.totals(use, shares)
+        if self._asleep:  # the first gradient, or the first since its votes were applied
+            self._wake(self)
+            self._asleep = False
         totals = self._tally(use, shares)
-        if self.watched:
+        if self.watching:
             self._watch(use, totals)
         return totals
 
