@@ -322,9 +322,7 @@ class Following:
         """Whether a tensor was a constant, before it may have been written into."""
         mark = getattr(tensor, MARK, None)
         return (
-            isinstance(mark, Mark)
-            and mark.observation is self.observation
-            and mark.kind is SHARED
+            isinstance(mark, Mark) and mark.observation is self.observation and mark.kind is SHARED
         )
 
     def _follow(
