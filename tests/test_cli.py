@@ -169,7 +169,11 @@ def test_dry_run_trains_nothing(tmp_path, capsys):
     said = capsys.readouterr().out
     assert not list(tmp_path.iterdir())
     assert re.search(r"epochs +3\n", said)
-    assert "environments_per_batch   4" in said
+    assert re.search(r"--environments-per-batch +4\n", said)
+    # What all methods share stands once, and what differs with each.
+    everyone, *each = re.split(r"\n(?=tiny)", said)
+    assert everyone.count("--environments ") == 1
+    assert [("--threshold" in one) for one in each] == [True, False]
     assert re.search(r"6 runs, \d+ at a time: about", said)
 
 
@@ -192,14 +196,24 @@ def test_search_draws_runs_and_ranks(tmp_path, capsys, monkeypatch):
     ("words", "expected"),
     [
         (["run", "synthetic", "--method", "andmask"], "Did you mean `and-mask`"),
+        (["run", "synthetic", "--method", "AND_MASK"], "Did you mean `and-mask`"),
+        (["run", "synthetic", "--method"], "`--method` should name one or more"),
         (["run", "synthetic", "--preset", "papr"], "Did you mean `paper`"),
         (["run", "synthetic", "--environments", "0"], "`--environments` should be 1 or more"),
         (["run", "synthetic", "--batch-size", "2000"], "Too few rows for the batch asked for"),
         (["run", "synthetic", "--seeds", "0"], "`--seeds` should be 1 or more"),
-        (["run", "synthetic", "--first-seed", "-3"], "`--first-seed` should be 0 or more"),
+        (["run", "synthetic", "--first-seed", "-3"], "seed should be 0 or more"),
+        (
+            ["run", "synthetic", "--first-seed", str(2**63)],
+            "less than 2^63. Found 9223372036854775",
+        ),
+        (["run", "synthetic", "--name", "x" * 250], "Choose a short one with `--name`"),
+        (["list", __file__], "is no directory"),
+        (["report", __file__], "is no directory"),
+        (["--verson"], "Did you mean `--version`"),
         (
             ["search", "synthetic", "--method", "irm", "--seed", "-3"],
-            "`--seed` should be 0 or more",
+            "seed should be 0 or more",
         ),
         (["run", "synthetic", "--workers", "-1"], "`--workers` should be 0 or more"),
         (["run", "synthetic", "--learning-rat", "1"], "--learning-rate"),
@@ -209,6 +223,7 @@ def test_search_draws_runs_and_ranks(tmp_path, capsys, monkeypatch):
         (["lst"], "Did you mean `list`"),
         (["figure", "nothing-like-this"], "There is no figure"),
         (["list", "/nowhere/at/all"], "There is no directory"),
+        (["list", "/nowhere/" + "x" * 300], "File name too long"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import shlex
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
@@ -145,6 +145,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except BrokenPipeError:  # whoever read the output, `head` for one, has enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)  # as a shell says of SIGPIPE
+    except OSError as error:
+        if error.filename is None:
+            raise
+        _complain(f"`{error.filename}`: {error.strerror}.")
+        sys.exit(2)
     except KeyboardInterrupt:
         console.print("\nInterrupted. The same command goes on from the last finished epoch.")
         sys.exit(130)
@@ -164,9 +169,8 @@ def _dispatch(given: list[str]) -> None:
         command, rest = f"{command} {rest[0]}", rest[1:]
     if command not in _COMMANDS:
         known = ", ".join(f"`{name}`" for name in _COMMANDS)
-        raise LabError(
-            f"There is no command `{command}`.{nearest(command, _COMMANDS)} Commands: {known}."
-        )
+        near = nearest(command, [*_COMMANDS, "--version"])
+        raise LabError(f"There is no command `{command}`.{near} Commands: {known}.")
     _COMMANDS[command](rest)
 
 
@@ -176,8 +180,6 @@ def _run_synthetic(rest: list[str]) -> None:
     settings.check_methods(asked.method, asked.settings, base)
     if asked.seeds < 1:
         raise LabError(f"`--seeds` should be 1 or more. Found {asked.seeds}.")
-    if asked.first_seed < 0:
-        raise LabError(f"`--first-seed` should be 0 or more. Found {asked.first_seed}.")
     # Seed by seed, so that methods take turns: a fair comparison of their cost, and an early look.
     todo = [
         jobs.make_job(asked.runs, _label(asked, method), method, asked.settings, seed)
@@ -198,8 +200,6 @@ def _search_synthetic(rest: list[str]) -> None:
     from consilience.lab.search import trials  # noqa: PLC0415
 
     asked = _parse(SearchSynthetic, rest, "search synthetic")
-    if asked.seed < 0:
-        raise LabError(f"`--seed` should be 0 or more. Found {asked.seed}.")
     base = settings.preset(asked.preset)
     drawn = trials(asked.method, base, asked.trials, asked.seed, epochs=asked.epochs)
     prefix = "search" if asked.preset == "paper" else f"search {asked.preset}"
@@ -247,20 +247,25 @@ def _run(todo: list[jobs.Job], command: str, *, workers: int, dry_run: bool, fol
 
 def _show(todo: list[jobs.Job], workers: int) -> None:
     seconds = jobs.estimate(todo)
-    shown = set()
-    for job in todo:
-        if job.label not in shown:
-            shown.add(job.label)
-            console.print(Text(job.label), style="bold")
-            for name, value in job.settings.read_by(job.method).items():
-                console.print(Text(f"  {name:24} {value}"))
+    read = {job.label: job.settings.read_by(job.method) for job in todo}
+    first, *others = read.values()
+    same = {k: v for k, v in first.items() if all(k in o and o[k] == v for o in others)}
+    _show_settings("all" if others else next(iter(read)), same)
+    for label, values in read.items() if others else ():
+        _show_settings(label, {k: v for k, v in values.items() if k not in same})
     console.print()
     for job, estimate in zip(todo, seconds, strict=True):
         console.print(Text(f"{job.directory}: {clock(estimate)}"), soft_wrap=True)
     total = max(sum(seconds) / workers, *seconds)
-    console.print(
-        f"\n{len(todo)} runs, {workers} at a time: about {clock(total)} if the cores are free."
-    )
+    many = "One run" if len(todo) == 1 else f"{len(todo)} runs, {workers} at a time"
+    console.print(f"\n{many}: about {clock(total)} if the cores are free.")
+
+
+def _show_settings(title: str, values: Mapping[str, Any]) -> None:
+    console.print(Text(title), style="bold")
+    for name, value in values.items():
+        flag = "--" + name.replace("_", "-")
+        console.print(Text(f"  {flag:26} {settings.brief(value)}"))
 
 
 def _list(rest: list[str]) -> None:

@@ -1,15 +1,17 @@
+import fcntl
 import json
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from dataclasses import replace
 
 import pytest
 import torch
 
-from consilience.lab import jobs, runs
+from consilience.lab import jobs, runs, training
 from consilience.lab.errors import LabError
 from consilience.lab.settings import Settings
 from consilience.lab.synthetic import load, settings_of
@@ -197,7 +199,8 @@ def test_a_loss_that_is_not_finite_stops_the_run(tmp_path):
     assert go(job) == summary
 
 
-def test_two_processes_do_not_share_a_run(tmp_path):
+def test_two_processes_do_not_share_a_run(tmp_path, monkeypatch):
+    monkeypatch.setattr(training, "PATIENCE", 0.2)
     job = start(tmp_path)
 
     def on_epoch(entry):
@@ -205,6 +208,27 @@ def test_two_processes_do_not_share_a_run(tmp_path):
             go(job)
 
     go(job, on_epoch=on_epoch)
+
+
+def test_waits_for_a_process_that_is_about_to_end(tmp_path):
+    job = start(tmp_path)
+    (job.directory / ".metrics.jsonl.1.part").write_text("half")
+    with (job.directory / ".lock").open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        threading.Timer(0.5, fcntl.flock, (held, fcntl.LOCK_UN)).start()
+        go(job)
+    assert not list(job.directory.glob(".*.part"))
+
+
+def test_a_run_that_another_process_finished_meanwhile_is_left_alone(tmp_path, monkeypatch):
+    job = start(tmp_path)
+    summary = go(job)
+    before = {p: p.stat().st_mtime_ns for p in job.directory.iterdir()}
+    answers = iter([None, summary])
+    monkeypatch.setattr(runs.Run, "summary", lambda self: next(answers))
+    assert go(job) == summary
+    after = {p: p.stat().st_mtime_ns for p in job.directory.iterdir()}
+    assert {p.name for p in before if before[p] != after[p]} <= {".lock"}
 
 
 def test_a_checkpoint_of_another_network_is_refused(tmp_path):

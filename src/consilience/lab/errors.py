@@ -17,5 +17,5 @@ def nearest(word: str, known: Iterable[str]) -> str:
         >>> nearest("and-msak", ["and-mask", "erm"])
         ' Did you mean `and-mask`?'
     """
-    found = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
+    found = difflib.get_close_matches(word.lower(), list(known), n=1, cutoff=0.5)
     return f" Did you mean `{found[0]}`?" if found else ""

@@ -24,6 +24,8 @@ from consilience.lab.errors import LabError
 from consilience.lab.settings import Settings
 
 EXPERIMENT = "synthetic"
+LONGEST_NAME = 255
+"""Bytes of a directory's name that every usual file system takes."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,13 @@ OnEnd = Callable[[Job, dict[str, Any] | LabError], None]
 def make_job(folder: Path, label: str, method: str, settings: Settings, seed: int) -> Job:
     """Return the job of one method and seed; `settings` are resolved here."""
     name = f"{label.replace(' ', '_').replace('/', '_')}_seed={seed}"
+    if len(name.encode()) > LONGEST_NAME:
+        raise LabError(
+            f"The run directory `{name}` would have a name that is too long for a file system. "
+            "Choose a short one with `--name`."
+        )
+    if not 0 <= seed < 2**63:
+        raise LabError(f"A seed should be 0 or more, and less than 2^63. Found {seed}.")
     return Job(folder / EXPERIMENT / name, label, method, settings.resolve(), seed)
 
 

@@ -172,13 +172,21 @@ def place(run: Run) -> tuple[str, str, int, str]:
 
 def run_directories(runs: Path, experiment: str | None = None) -> list[Path]:
     """Return the run directories below `runs`, or those of one experiment, unopened."""
-    runs = Path(runs)
-    if not runs.is_dir():
-        raise LabError(
-            f"There is no directory `{runs}`. `consilience run ... --runs {runs}` makes it."
-        )
+    runs = existing(runs)
     pattern = f"{experiment or '*'}/*/{CONFIG}"
     return sorted(path.parent for path in runs.glob(pattern))
+
+
+def existing(runs: Path) -> Path:
+    """Return a directory of runs, once it is clear that it is one."""
+    runs = Path(runs)
+    if runs.exists() and not runs.is_dir():
+        raise LabError(f"`{runs}` is no directory. Give the one that `--runs` wrote to.")
+    if not runs.exists():
+        raise LabError(
+            f"There is no directory `{runs}`. `consilience run synthetic --runs {runs}` makes it."
+        )
+    return runs
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:

@@ -60,8 +60,9 @@ def trials(
             f"There are no ranges to search for `{method}`.{nearest(method, RANGES)} "
             f"Methods: {', '.join(RANGES)}."
         )
-    if count < 1:
-        raise LabError(f"`--trials` should be 1 or more. Found {count}.")
+    for flag, value, least in (("--trials", count, 1), ("--seed", seed, 0)):
+        if value < least:
+            raise LabError(f"`{flag}` should be {least} or more. Found {value}.")
     found = []
     for trial in range(count):
         draw = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(trial,)))

@@ -201,6 +201,8 @@ def preset(name: str) -> Settings:
 
 def check_methods(methods: tuple[str, ...], settings: Settings, base: Settings) -> None:
     """Raise for an unknown method, and for a changed setting that no method asked for reads."""
+    if not methods:
+        raise LabError(f"`--method` should name one or more. Methods: {', '.join(METHODS)}.")
     for method in methods:
         if method not in METHODS:
             raise LabError(
@@ -236,7 +238,7 @@ def label(method: str, preset_name: str, settings: Settings) -> str:
     words = [method] if preset_name == "paper" else [method, preset_name]
     for name, value in changes(settings, base).items():
         if method in _READ_BY.get(name, METHODS):
-            words.append(f"{name.replace('_', '-')}={_brief(value)}")
+            words.append(f"{name.replace('_', '-')}={brief(value)}")
     return " ".join(words)
 
 
@@ -254,13 +256,14 @@ def flags(changed: Mapping[str, Any]) -> str:
             words.append(f"--{flag}" if value else f"--no-{flag}")
         else:
             parts = value if isinstance(value, tuple) else (value,)
-            words.append(" ".join([f"--{flag}", *(_brief(part) for part in parts)]))
+            words.append(" ".join([f"--{flag}", *(brief(part) for part in parts)]))
     return " ".join(words)
 
 
-def _brief(value: Any) -> str:
+def brief(value: Any) -> str:
+    """Return a value of a setting as it reads in names and tables."""
     if isinstance(value, bool):
         return "yes" if value else "no"
-    if isinstance(value, tuple):
-        return ",".join(_brief(v) for v in value) or "none"
+    if isinstance(value, (tuple, list)):
+        return ",".join(brief(v) for v in value) or "none"
     return f"{value:g}" if isinstance(value, float) else str(value)

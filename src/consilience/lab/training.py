@@ -8,7 +8,7 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +21,8 @@ from consilience.lab.synthetic import make_data, make_method
 from consilience.methods import Method, predictions
 
 OnEpoch = Callable[[dict[str, Any]], None]
+PATIENCE = 10.0
+"""Seconds to wait for another process: one whose command was killed ends with its epoch."""
 
 
 def train(
@@ -176,14 +178,25 @@ def _alone(directory: Path) -> Iterator[None]:
     with runs.explaining(directory):
         file = (directory / ".lock").open("w")
     with file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise LabError(
-                f"Another process is running `{directory}`. Wait for it, or choose another "
-                "`--name` or `--runs`."
-            ) from None
+        deadline = time.monotonic() + PATIENCE
+        while not _hold(file):
+            if time.monotonic() > deadline:
+                raise LabError(
+                    f"Another process is running `{directory}`. Wait for it, or choose another "
+                    "`--name` or `--runs`."
+                )
+            time.sleep(0.1)
+        for draft in directory.glob(".*.part"):  # of a process that was killed while writing
+            draft.unlink()
         yield
+
+
+def _hold(file: IO[str]) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 @contextlib.contextmanager

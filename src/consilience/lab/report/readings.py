@@ -11,7 +11,7 @@ from typing import Any, Literal
 import numpy as np
 
 from consilience.lab.errors import LabError
-from consilience.lab.runs import CHECKPOINT, CONFIG, DONE, Run, open_run
+from consilience.lab.runs import CHECKPOINT, CONFIG, DONE, Run, existing, open_run
 
 Status = Literal["finished", "unfinished", "failed", "damaged"]
 
@@ -163,11 +163,7 @@ def read(runs: Path) -> list[Reading]:
     Raises:
         LabError: Where there is no such folder, or no run in it.
     """
-    runs = Path(runs)
-    if not runs.is_dir():
-        raise LabError(
-            f"There is no directory `{runs}`. `consilience run synthetic --runs {runs}` makes it."
-        )
+    runs = existing(runs)
     found = {path.parent for depth in ("", "*/", "*/*/") for path in runs.glob(depth + CONFIG)}
     # A run directory that lost its configuration is still one that somebody misses.
     found |= {path.parent for path in runs.glob("*/*/" + DONE)}
