@@ -20,7 +20,7 @@ from consilience.observation.uses import Observation, Watched, watch
 from consilience.optim._agreed_step import agreed_step, check_agreed_step
 from consilience.optim._masked_step import Decay, Masked
 from consilience.report import Report
-from consilience.rules import Rule, Tally
+from consilience.rules import Rule, Statistic, Tally
 
 BatchNorm = Literal["joint", "per_environment"]
 Unvoted = Literal["raise", "allow"]
@@ -28,6 +28,9 @@ Unvoted = Literal["raise", "allow"]
 CONSERVED = {torch.float64: 1e-7, torch.float32: 1e-3}
 """How much of a gradient may be left over once what was observed is taken off; in half precision
 a twentieth."""
+
+MAGNITUDES = frozenset({Statistic.LOGS, Statistic.SQUARES})
+"""The statistics that change with the scale of a gradient."""
 
 LEFT = "_consilience_left"
 """Kept on a gradient that `apply` left: which version of it that was."""
@@ -479,7 +482,7 @@ class Agreement:
             if gradient is None or i not in self._ledger or not uses:
                 continue  # without a use, its votes came through slots
             a, b = gradient.double().flatten(), expected.double().flatten()
-            # In direction only, as a loss scale or a clipping may have come in between.
+            # In direction only: the order of applying and unscaling is free where only signs count.
             scale = ((a @ b) / (b @ b).clamp(min=1e-300)).clamp(min=0)
             rest = float((a - scale * b).norm() / a.norm())
             if rest > CONSERVED.get(gradient.dtype, 0.05):
@@ -490,6 +493,13 @@ class Agreement:
                     "checkpointing); or a penalty was added outside of the observation; or the "
                     "gradient was not zero before it. If that part should ride along unvoted, say "
                     '`Agreement(..., unvoted="allow")`.'
+                )
+            if self.rule.statistics & MAGNITUDES and bool(b.any()) and abs(scale - 1) > 0.05:
+                raise ObservationError(
+                    f"The gradient of `{self._names[i]}` was multiplied by {float(scale):.3g} "
+                    "since its backward pass (unscaled, or clipped), and "
+                    f"{self.rule!r} compares it with magnitudes that were counted there. Call "
+                    "`agreement.apply()` first, then `scaler.unscale_(optimizer)`, and clip last."
                 )
             self._unchecked.discard(i)
         self._watching.clear()

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from consilience import Agreement, AndMask, Mean, Tally
+from consilience import Agreement, AndMask, GeometricMean, Mean, Rule, SandMask, Tally
 from engine.modules import Net, TiedLanguageModel
 from oracle import (
     Oracle,
@@ -529,6 +529,35 @@ def test_grad_scaler_applied_before_unscaling() -> None:
     assert scaler.get_scale() == 512.0
     for p, q in zip(model.parameters(), untouched.parameters(), strict=True):
         assert torch.equal(p, q)
+
+
+@pytest.mark.parametrize("rule", [AndMask(1.0), GeometricMean(1.0), SandMask(0.5)], ids=repr)
+def test_grad_scaler_and_rules_that_count_magnitudes(rule: Rule) -> None:
+    """Applied first, every rule gives what it gives without a scaler; applied last, some refuse."""
+    found = []
+    for scale in (1.0, 1024.0):
+        model = network().float()
+        agreement = Agreement(model, rule)
+        with agreement.observe(ENV):
+            loss = losses(model, X.float()).mean()
+        (loss * scale).backward()
+        agreement.apply()
+        found.append([p.grad / scale for p in model.parameters()])
+    for first, second in zip(*found, strict=True):
+        torch.testing.assert_close(first, second)
+    model = network().float()
+    agreement = Agreement(model, rule)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    with agreement.observe(ENV):
+        loss = losses(model, X.float()).mean()
+    scaler.scale(loss).backward()
+    scaler.unscale_(optimizer)
+    if isinstance(rule, AndMask):
+        agreement.apply()
+        return
+    with pytest.raises(RuntimeError, match=r"was multiplied by 0\.000977 since its backward pass"):
+        agreement.apply()
 
 
 # --- checkpointing and compilation ------------------------------------------------------------
