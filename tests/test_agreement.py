@@ -15,7 +15,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from consilience import Agreement, AndMask, Mean, Rule, Tally, environment_mean
+from consilience import (
+    Agreement,
+    AndMask,
+    GeometricMean,
+    Mean,
+    Rule,
+    SandMask,
+    Tally,
+    environment_mean,
+)
 from consilience.observation.environments import factorize
 from consilience.observation.errors import (
     NotVotedOnError,
@@ -402,6 +411,52 @@ def test_an_optimizer_inside_of_backward_is_not_silent() -> None:
     loss.backward()
     with pytest.raises(ObservationError, match=r"nothing to apply|no gradient"):
         agreement.apply()
+
+
+# --- devices that nobody waits for ------------------------------------------------------------
+
+
+MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
+    "mlp": (
+        lambda: nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8), nn.ReLU(), nn.Linear(8, 3)),
+        (12, 4),
+    ),
+    "convolution": (
+        lambda: nn.Sequential(nn.Conv2d(4, 8, 3), nn.GroupNorm(2, 8), nn.ReLU()),
+        (12, 4, 4, 4),
+    ),
+    "attention": (
+        lambda: nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True),
+        (12, 5, 8),
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    "rule", [RULE, GeometricMean(0.5, rescale="norm"), SandMask(0.5)], ids=repr
+)
+@pytest.mark.parametrize(
+    "env", [None, ENV, [0] * 5 + [1] * 3 + [2] * 4], ids=["rows", "even", "uneven"]
+)
+@pytest.mark.parametrize("name", MODELS)
+def test_a_step_never_waits_for_the_device(name: str, env: Any, rule: Rule) -> None:
+    """A tensor on the meta device has no values: whoever reads one fails.
+
+    Derived parameters (weight norm) are left out: they are computed again, and compared.
+    """
+    make, shape = MODELS[name]
+    with torch.device("meta"):
+        model, x = make(), torch.randn(shape)
+    agreement = Agreement(model, rule, unvoted="allow")
+    for _ in range(2):
+        model.zero_grad()
+        with agreement.observe(env):
+            loss = model(x).square().mean()
+        loss.backward()
+        report = agreement.apply()
+    assert all(parameter.grad.is_meta for parameter in model.parameters())
+    with pytest.raises(RuntimeError):  # it is the reading that waits
+        repr(report)
 
 
 # --- losses of environments -------------------------------------------------------------------

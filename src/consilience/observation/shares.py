@@ -81,7 +81,10 @@ def segment_sum(x: Tensor, partition: Partition, start: int, stop: int) -> Tenso
             return part
         return part.reshape(stop - start, partition.each, *part.shape[1:]).sum(1)
     sizes = torch.tensor([bounds[e + 1] - bounds[e] for e in range(start, stop)], device=x.device)
-    index = torch.repeat_interleave(torch.arange(stop - start, device=x.device), sizes)
+    # Told how long the result is, a GPU need not be waited for.
+    index = torch.repeat_interleave(
+        torch.arange(stop - start, device=x.device), sizes, output_size=len(part)
+    )
     return x.new_zeros(stop - start, *x.shape[1:]).index_add_(0, index, part)
 
 
