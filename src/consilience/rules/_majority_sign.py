@@ -21,6 +21,8 @@ class MajoritySign(Rule):
     Warning:
         All components come out at -1, 0 or 1, so the learning rate is the length of every
         step in every direction. Choose it far smaller than for other rules, and let it decay.
+        There is no scale that could be taken off a sign: with a `GradScaler`, unscale before
+        the rule is applied.
 
     Example:
         >>> import torch
