@@ -30,7 +30,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "decoupled 5": {"l2": 5.0, "decay": "decoupled"},
     "none, initial weights/50": {"l2": 0.0, "shrink": 0.02},
     "L2 1e-4 in SGD": {"l2": 1e-4, "optimizer": "sgd"},
-    "the same, not rescaled": {"l2": 1e-4, "optimizer": "sgd", "rescale": "none"},
+    "L2 1e-4 in SGD, not rescaled": {"l2": 1e-4, "optimizer": "sgd", "rescale": "none"},
     "L2 1e-4 inside Adam, eps 1e-3": {"l2": 1e-4, "eps": 1e-3},
     "L2 1e-4 inside Adam, beta2 0.9": {"l2": 1e-4, "beta2": 0.9},
     "none, masked wiped by hand": {"l2": 0.0, "wipe": True},
