@@ -191,8 +191,14 @@ def main(given: Sequence[str] | None = None) -> None:
     seconds = options.seconds
     if options.quick:
         seconds, options.threads = 0.0, options.threads[:1]
+    path = options.out / "performance.json"
     lines: list[dict[str, Any]] = []
+    if options.add and path.exists():
+        lines = json.loads(path.read_text(encoding="utf-8"))["lines"]
+    options.out.mkdir(parents=True, exist_ok=True)
+    order = [workload.name for workload in WORKLOADS.values()]
     for name in options.workloads:
+        lines = [line for line in lines if line["workload"] != WORKLOADS[name].name]
         lines += measure(
             WORKLOADS[name],
             [*options.ways, FLOOR],
@@ -201,16 +207,10 @@ def main(given: Sequence[str] | None = None) -> None:
             quick=options.quick,
             say=say,
         )
-    path = options.out / "performance.json"
-    if options.add and path.exists():
-        here = {line["workload"] for line in lines}
-        before = json.loads(path.read_text(encoding="utf-8"))["lines"]
-        lines += [line for line in before if line["workload"] not in here]
-        order = [workload.name for workload in WORKLOADS.values()]
         lines.sort(key=lambda line: (order.index(line["workload"]), line["threads"]))
-    result = {"machine": machine(), "seed": 0, "quick": options.quick, "lines": lines}
-    options.out.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+        # After each workload, so that a run which is stopped leaves what it found.
+        result = {"machine": machine(), "seed": 0, "quick": options.quick, "lines": lines}
+        path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     pictures = report.draw(result, options.out, "performance")
     print(f"\n{report.machine(result)}")
     for count in options.threads:

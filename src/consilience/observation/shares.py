@@ -56,6 +56,8 @@ class Shares(ABC):
 
     def tally(self, statistics: frozenset[Statistic], sink: Sink) -> Tensor:
         """Fold the statistics into a sink, and return the ordinary gradient."""
+        if statistics == {Statistic.VOTES} and self.shape.numel() > TILE:
+            return self._tally_in_tiles(sink)
         total = self.rest()
         for block in self.blocks():
             amount = block.sum(0)
@@ -65,6 +67,44 @@ class Shares(ABC):
                 sink(statistic, statistic.of(exact))
         assert total is not None  # noqa: S101 - there is an environment
         return total
+
+    def _tally_in_tiles(self, sink: Sink) -> Tensor:
+        """Count votes and sum the gradient of a large tensor, a few environments at a time.
+
+        Their shares are read once; the tile of the sums that they are added to stays in cache.
+        """
+        total, votes = self.rest(), None
+        if total is not None:
+            total = total.reshape(-1).to(accumulator_dtype(total.dtype))
+        waiting: list[Tensor] = []
+
+        def fold() -> None:
+            nonlocal total, votes
+            if total is None:
+                dtype = accumulator_dtype(waiting[0].dtype)
+                total = torch.zeros_like(waiting[0], dtype=dtype)
+            if votes is None:
+                votes = torch.zeros_like(total)
+            scratch = torch.empty(TILE, dtype=waiting[0].dtype, device=total.device)
+            for start in range(0, len(total), TILE):
+                part, count = total[start : start + TILE], votes[start : start + TILE]
+                sign = scratch[: len(part)]
+                for share in waiting:
+                    tile = share[start : start + TILE]
+                    part.add_(tile)
+                    count.add_(torch.sign(tile, out=sign))
+            waiting.clear()
+
+        for block in self.blocks():
+            waiting += block.reshape(len(block), -1)
+            if sum(share.nbytes for share in waiting) >= WAITING_BYTES:
+                fold()
+        if waiting:
+            fold()
+        assert total is not None  # noqa: S101 - there is an environment
+        assert votes is not None  # noqa: S101
+        sink(Statistic.VOTES, votes.reshape(self.shape))
+        return total.reshape(self.shape)
 
 
 def has_rest(partition: Partition) -> bool:
@@ -230,31 +270,36 @@ class ProductShares(Shares):
         known = self.partition.known
         outputs, inputs = self._outputs[:known, 0], self._inputs[:known, 0]
         for statistic in statistics:
+            dtype = accumulator_dtype(outputs.dtype)
             if statistic is Statistic.SQUARES:
-                found = outputs.square().t() @ inputs.square()
+                found = (outputs.square().t() @ inputs.square()).to(dtype)
             elif statistic is Statistic.TURNOUT:
-                found = integer_product(outputs != 0, inputs != 0, outputs.dtype)
+                found = integer_product(outputs != 0, inputs != 0, dtype)
             else:
-                found = integer_product(outputs.sign(), inputs.sign(), outputs.dtype)
-            sink(statistic, found.reshape(self.shape).to(accumulator_dtype(found.dtype)))
+                found = integer_product(signs(outputs), signs(inputs), dtype)
+            sink(statistic, found.reshape(self.shape))
 
     def _tally_votes(self, sink: Sink) -> Tensor:
         """Count votes and sum the gradient, an environment at a time, in tiles that fit a cache."""
         bounds, width = self.partition.bounds, self._inputs.shape[-1]
         outputs, inputs = self._outputs.flatten(0, 1), self._inputs.flatten(0, 1)
         middle = self._outputs.shape[1]
-        total = outputs.new_zeros(outputs.shape[-1], width)
-        votes = torch.zeros_like(total)
+        total = outputs.new_empty(outputs.shape[-1], width)
+        votes = torch.empty_like(total)
         step = max(1, TILE_BYTES // max(1, width * outputs.element_size()))
         parts = [(bounds[e] * middle, bounds[e + 1] * middle) for e in range(len(bounds) - 1)]
+        share = outputs.new_empty(min(step, len(total)), width)
         for start in range(0, len(total), step):
             columns = outputs[:, start : start + step]
             tile_total, tile_votes = total[start : start + step], votes[start : start + step]
-            share = torch.empty_like(tile_total)
-            for first, last in parts:
-                torch.mm(columns[first:last].t(), inputs[first:last], out=share)
-                tile_total.add_(share)
-                tile_votes.add_(share.sign_())
+            tile_share = share[: len(tile_total)]
+            (first, last), *others = parts
+            torch.mm(columns[first:last].t(), inputs[first:last], out=tile_total)
+            torch.sign(tile_total, out=tile_votes)
+            for first, last in others:
+                torch.mm(columns[first:last].t(), inputs[first:last], out=tile_share)
+                tile_total.add_(tile_share)
+                tile_votes.add_(tile_share.sign_())
         if has_rest(self.partition):
             first = self.partition.known * middle
             total.addmm_(outputs[first:].t(), inputs[first:])
@@ -266,21 +311,39 @@ FACTORED = frozenset({Statistic.VOTES, Statistic.TURNOUT, Statistic.SQUARES})
 """The statistics of an outer product that are products themselves."""
 TILE_BYTES = 256 * 2**10
 """How much of a weight is worked on at a time, so that gradient, votes and share stay in cache."""
+TILE = 2**15
+"""How many components of large shares are folded at a time."""
+WAITING_BYTES = 24 * 2**20
+"""How much shares may take that wait to be folded together."""
+
+
+def signs(x: Tensor) -> Tensor:
+    """Return the signs as narrow integers; NaN has none."""
+    return (x > 0).view(torch.int8) - (x < 0).view(torch.int8)
 
 
 def integer_product(left: Tensor, right: Tensor, dtype: torch.dtype) -> Tensor:
     """Return ``left.T @ right`` for factors in {-1, 0, 1}, exactly.
 
-    In bfloat16 where that is fast: products add up in float32 and come out exact up to 256, so that
-    many rows are taken at a time.
+    In integers, or in bfloat16, where that is fast. Products of bfloat16 add up in float32 and come
+    out exact up to 256, so that many rows are taken at a time.
     """
-    if not _fast_bfloat16(left.device.type):
+    device = left.device.type
+    # Of one row or column torch gives garbage: it trusts strides that such a matrix need not have.
+    if _fast_integers(device) and min(*left.shape, right.shape[1]) > 1:
+        return torch._int_mm(left.to(torch.int8).t(), right.to(torch.int8)).to(dtype)
+    if not _fast_bfloat16(device):
         return left.to(dtype).t() @ right.to(dtype)
     left, right = left.bfloat16(), right.bfloat16()
     found = (left[:256].t() @ right[:256]).to(dtype)
     for start in range(256, len(left), 256):
         found.add_(left[start : start + 256].t() @ right[start : start + 256])
     return found
+
+
+@cache
+def _fast_integers(device: str) -> bool:
+    return device == "cpu" and bool(torch.cpu._is_vnni_supported())
 
 
 @cache

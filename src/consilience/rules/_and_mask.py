@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from consilience.rules._masking import keep_where
+from consilience.rules._masking import keep_agreed
 from consilience.rules._rescaling import Rescale, check_rescale, rescale_kept
 from consilience.rules._rule import Rule
 from consilience.rules._tally import Statistic, Tally
@@ -62,7 +62,7 @@ class AndMask(Rule):
     def __call__(self, tally: Tally) -> Tensor:
         """Return the gradient where enough environments agree."""
         votes, gradient = tally.get(Statistic.VOTES), tally.gradient
-        kept = keep_where(gradient, votes.abs(), quorum(tally.voters, self.threshold))
+        kept = keep_agreed(gradient, votes, quorum(tally.voters, self.threshold))
         if self.rescale != "none":
             keep = self.keep(tally)
             kept = rescale_kept(kept, gradient, keep, self.rescale, self.max_rescale)

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from consilience.rules._masking import keep_where
+from consilience.rules._masking import keep_agreed
 from consilience.rules._rescaling import Rescale, check_rescale, rescale_kept
 from consilience.rules._rule import Rule
 from consilience.rules._tally import Statistic, Tally
@@ -67,7 +67,7 @@ class GeometricMean(Rule):
         # With no voters the sum of logarithms is 0, and so is the factor d in front.
         mean = tally.get(Statistic.LOGS).div(max(voters, 1)).exp_().mul_(voters)
         mean.mul_(gradient.sign()).add_(gradient, alpha=0)
-        kept = keep_where(mean, votes.abs(), quorum(voters, self.threshold))
+        kept = keep_agreed(mean, votes, quorum(voters, self.threshold))
         if self.rescale != "none":
             keep = self.keep(tally)
             kept = rescale_kept(kept, gradient, keep, self.rescale, self.max_rescale)

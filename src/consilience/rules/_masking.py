@@ -21,3 +21,35 @@ def keep_where(gradient: Tensor, score: Tensor, least: int) -> Tensor:
     score.add_(gradient, alpha=0)
     kept: Tensor = torch.ops.aten.threshold_backward(gradient, score, least - 0.5)
     return kept.to(gradient.dtype)
+
+
+TILE = 2**15
+"""How many components are compared at a time, so that their scores stay in cache."""
+
+
+def keep_agreed(gradient: Tensor, votes: Tensor, least: int) -> Tensor:
+    """Return the gradient where ``abs(votes) >= least``, as :func:`keep_where` does.
+
+    A large one on the CPU a tile at a time: each of gradient, votes and result goes through memory
+    once.
+    """
+    plain = type(gradient) is Tensor and type(votes) is Tensor
+    if (
+        not plain
+        or gradient.numel() <= TILE
+        or gradient.device.type != "cpu"
+        or gradient.dtype != votes.dtype
+        or gradient.shape != votes.shape
+        or not (gradient.is_contiguous() and votes.is_contiguous())
+        or (torch.is_grad_enabled() and (gradient.requires_grad or votes.requires_grad))
+        or torch.compiler.is_compiling()
+        or torch._C._functorch.maybe_current_level() is not None
+    ):
+        return keep_where(gradient, votes.abs(), least)
+    kept = torch.empty_like(gradient)
+    scores = votes.new_empty(TILE)
+    tiles = (torch.split(tensor.view(-1), TILE) for tensor in (gradient, votes, kept))
+    for part, count, out in zip(*tiles, strict=True):
+        score = torch.abs(count, out=scores[: len(count)]).add_(part, alpha=0)
+        torch.ops.aten.threshold_backward.grad_input(part, score, least - 0.5, grad_input=out)
+    return kept
