@@ -117,6 +117,53 @@ def test_resumes_in_the_middle_of_an_epoch():
     assert interrupted.state_dict(consumed=1)["position"] == 1
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+def test_what_a_loader_asked_for_ahead_is_not_consumed(workers):
+    env = environments([12, 9, 30])
+    data = TensorDataset(torch.arange(51))
+
+    def sampler():
+        return EnvironmentBatchSampler(env, 2, 3, seed=4)
+
+    def loader(batches):
+        return DataLoader(data, batch_sampler=batches, num_workers=workers)
+
+    straight = sampler()
+    expected = [[rows.tolist() for (rows,) in loader(straight)] for _ in range(2)]
+    here = sampler()
+    states = [here.state_dict(consumed=i) for i, _ in enumerate(loader(here), start=1)]
+    for used in range(1, len(here) + 1):
+        resumed = sampler()
+        resumed.load_state_dict(json.loads(json.dumps(states[used - 1])))
+        assert [rows.tolist() for (rows,) in loader(resumed)] == expected[0][used:]
+        if used in (1, len(here)):
+            assert [rows.tolist() for (rows,) in loader(resumed)] == expected[1]
+    # Batches are counted from the beginning of the epoch, also in a pass that was resumed.
+    resumed = sampler()
+    resumed.load_state_dict(states[4])
+    passing = iter(loader(resumed))
+    next(passing)
+    for wrong in (1, 4, len(here) + 1):
+        with pytest.raises(ValueError, match=rf"Found `consumed = {wrong}`"):
+            resumed.state_dict(consumed=wrong)
+    assert resumed.state_dict(consumed=6)["position"] == 6
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_pass_that_is_broken_off_costs_the_next_one_nothing(workers):
+    env = environments([12, 9, 30])
+    sampler = EnvironmentBatchSampler(env, 2, 3, seed=4)
+    loader = DataLoader(TensorDataset(torch.arange(51)), batch_sampler=sampler, num_workers=workers)
+    peeked = next(iter(loader))[0].tolist()
+    whole = [rows.tolist() for (rows,) in loader]
+    assert sorted(row for rows in whole for row in rows) == list(range(51))
+    again = EnvironmentBatchSampler(env, 2, 3, seed=4)
+    assert (peeked, whole) == (next(iter(again)), list(again))
+    # A pass that took every batch and did not ask for one more is not followed by an empty one.
+    taken = [batch for batch, _ in zip(sampler, range(len(sampler)), strict=False)]
+    assert len(taken) == len(list(sampler)) == len(sampler)
+
+
 def test_a_state_of_other_rows_is_refused():
     state = EnvironmentBatchSampler([0, 0, 1, 1], 2, 1).state_dict()
     with pytest.raises(ValueError, match="same rows"):

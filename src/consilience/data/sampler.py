@@ -36,10 +36,11 @@ class EnvironmentBatchSampler:
     For environments of one size, divisible by `rows_per_environment`, the three are the same
     (but for a number of environments that does not go evenly into batches).
 
-    Rows are shuffled anew in every epoch. Passing over the sampler once is an epoch; the order
-    of epoch `t` depends on `seed` and `t` alone. :meth:`state_dict` between two batches and
-    :meth:`load_state_dict` continue in the middle of an epoch. A `DataLoader` with workers
-    asks for batches ahead of time; tell :meth:`state_dict` how many your loop has `consumed`.
+    Rows are shuffled anew in every epoch. Passing over the sampler once is an epoch, and a pass
+    that is broken off is one, too: the next is whole. The order of epoch `t` depends on `seed` and
+    `t` alone. :meth:`state_dict` between two batches and :meth:`load_state_dict` continue in the
+    middle of an epoch. A `DataLoader` with workers asks for batches ahead of time; tell
+    :meth:`state_dict` how many your loop has `consumed`.
 
     Args:
         env: Environment of every row: a tensor, array or list of whole numbers, not
@@ -76,7 +77,8 @@ class EnvironmentBatchSampler:
         self._check()
         self._batches = int(self._plan(self._stream(0)).sum()) // environments_per_batch
         self.epoch = 0
-        self._position = 0
+        self._position = self._start = 0
+        self._resumed = self._finished = False
 
     @property
     def sizes(self) -> list[int]:
@@ -107,12 +109,18 @@ class EnvironmentBatchSampler:
 
     def __iter__(self) -> Iterator[list[int]]:
         """Pass over an epoch, or over what is left of it after `load_state_dict`."""
+        if self._position and not self._resumed:  # the pass before was broken off
+            self.epoch += 1
+            self._position = 0
+        self._resumed = self._finished = False
+        self._start = self._position
         batches = self._shuffle(self.epoch)
         for number in range(self._position, len(batches)):
             self._position = number + 1
             yield batches[number]
         self.epoch += 1
         self._position = 0
+        self._finished = True
 
     def __repr__(self) -> str:
         """Return how the sampler was made."""
@@ -126,13 +134,24 @@ class EnvironmentBatchSampler:
         """Return where the sampler stands, as whole numbers that JSON can hold.
 
         Args:
-            consumed: How many batches of this epoch were used, where that is less than were
-                asked for (a `DataLoader` with workers prefetches).
+            consumed: How many batches of this epoch were used, those before a resumption
+                included, where that may be less than were asked for (a `DataLoader` with workers
+                prefetches). Between two epochs, leave it out.
         """
-        position = self._position if consumed is None else consumed
+        epoch, position = self.epoch, self._position
+        if consumed is not None:
+            if self._finished:  # every batch was asked for; the loop is still in that epoch
+                epoch, position = epoch - 1, self._batches
+            if not self._start <= consumed <= position:
+                raise ValueError(
+                    f"Parameter `consumed` should lie between {self._start}, where this pass "
+                    f"began, and {position}, up to where batches were asked for. Found "
+                    f"`consumed = {consumed}`. Count the batches of the epoch, from its beginning."
+                )
+            position = consumed
         return {
             "seed": self.seed,
-            "epoch": self.epoch,
+            "epoch": epoch,
             "position": position,
             "batches": self._batches,
             "rows": sum(self.sizes),
@@ -148,6 +167,8 @@ class EnvironmentBatchSampler:
                     "sizes of batches."
                 )
         self.seed, self.epoch, self._position = state["seed"], state["epoch"], state["position"]
+        self._start = self._position
+        self._resumed, self._finished = True, False
 
     def _check(self) -> None:
         k, n, sizes = self.environments_per_batch, self.rows_per_environment, self.sizes
