@@ -25,6 +25,14 @@ def test_the_paper_trains_3000_over_d_epochs_on_all_environments():
     assert preset("authors-code").resolve().epochs == 150
 
 
+@pytest.mark.parametrize(("name", "bias"), [("paper", 0.0), ("authors-code", 0.01)])
+def test_biases_start_where_the_preset_says(name, bias):
+    model = make_method("erm", preset(name), 0).model
+    biases = [p for n, p in model.named_parameters() if n.endswith("bias")]
+    assert len(biases) == 4
+    assert all((p == bias).all() for p in biases)
+
+
 @pytest.mark.parametrize("name", PRESETS)
 def test_presets_agree_with_those_of_the_data(name):
     assert make_data(preset(name), 5) == SyntheticMemorization.preset(name, seed=5)
@@ -37,6 +45,7 @@ def test_presets_agree_with_those_of_the_data(name):
         ({"batch_size": 0}, "--batch-size"),
         ({"learning_rate": -1.0}, "--learning-rate"),
         ({"learning_rate": 0.0}, "--learning-rate` should be above 0"),
+        ({"initial_bias": float("nan")}, "--initial-bias` should be a number. Found nan"),
         ({"dropout": 1.0}, r"--dropout` should lie in \[0, 1\)"),
         ({"threshold": 1.5}, r"--threshold` should lie in \[0, 1\]. Found 1.5"),
         ({"drops": (1.5,)}, "--drops"),

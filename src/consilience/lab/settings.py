@@ -50,6 +50,7 @@ class Settings:
         hidden_units: Width of the network (of each of its three parts, for DANN).
         hidden_layers: Hidden layers of the network (DANN's three parts have one each).
         outputs: Outputs of the network: 2, or 1, a single logit.
+        initial_bias: What the network's biases start at.
         batch_norm: Normalise each hidden layer over the batch.
         dropout: Share of hidden units dropped in training.
         epochs: Epochs of training; 0 for 3000 / environments, rounded down.
@@ -81,6 +82,7 @@ class Settings:
     hidden_units: int = 256
     hidden_layers: int = 3
     outputs: Literal[1, 2] = 2
+    initial_bias: float = 0.0
     batch_norm: bool = False
     dropout: float = 0.0
     epochs: int = 0
@@ -108,6 +110,8 @@ class Settings:
                     f"`--{name.replace('_', '-')}` should be {least} or more. "
                     f"Found {getattr(self, name)}."
                 )
+        if not math.isfinite(self.initial_bias):
+            raise LabError(f"`--initial-bias` should be a number. Found {self.initial_bias}.")
         if not 0 <= self.threshold <= 1:
             raise LabError(f"`--threshold` should lie in [0, 1]. Found {self.threshold}.")
         if not 0 <= self.dropout < 1:
@@ -182,6 +186,7 @@ PRESETS: Mapping[str, Settings] = {
         revolutions=3.0,
         spiral_scale=0.0,
         outputs=1,
+        initial_bias=0.01,
         epochs=150,
         batch_size=256,
         drops=(0.75,),

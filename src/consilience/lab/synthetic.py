@@ -71,6 +71,7 @@ def make_method(name: str, settings: Settings, seed: int) -> Method:
             hidden_layers=hidden_layers,
             dropout=settings.dropout,
             batch_norm=settings.batch_norm,
+            initial_bias=settings.initial_bias,
             generator=generator,
         )
 

@@ -10,8 +10,8 @@ class MLP(nn.Sequential):
     """Linear layers with LeakyReLU between them; batch norm and dropout where asked for.
 
     Each hidden layer is linear, batch norm, LeakyReLU (slope 0.01), dropout, in that order.
-    Weights are drawn from He's normal distribution and biases start at 0.01, as in the authors'
-    released code (the paper's text does not say).
+    Weights are drawn from He's normal distribution, as in the authors' released code (the paper's
+    text does not say).
 
     Args:
         inputs: Number of features.
@@ -20,6 +20,7 @@ class MLP(nn.Sequential):
         hidden_layers: How many hidden layers; 0 is a linear model.
         dropout: Share of hidden units dropped in training.
         batch_norm: Whether to normalise each hidden layer over the batch.
+        initial_bias: What biases start at; 0.01 in the authors' released code.
         generator: Where the initial weights come from.
 
     Example:
@@ -37,6 +38,7 @@ class MLP(nn.Sequential):
         hidden_layers: int = 3,
         dropout: float = 0.0,
         batch_norm: bool = False,
+        initial_bias: float = 0.01,
         generator: torch.Generator | None = None,
     ) -> None:
         layers: list[nn.Module] = []
@@ -54,4 +56,4 @@ class MLP(nn.Sequential):
         for layer in layers:
             if isinstance(layer, nn.Linear):
                 nn.init.kaiming_normal_(layer.weight, generator=generator)
-                nn.init.constant_(layer.bias, 0.01)
+                nn.init.constant_(layer.bias, initial_bias)
