@@ -6,8 +6,9 @@ import copy
 import io
 import pickle
 import threading
+from collections import UserDict
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -27,10 +28,12 @@ from consilience import (
 )
 from consilience.observation.environments import factorize
 from consilience.observation.errors import (
+    CoupledRowsError,
     NotVotedOnError,
     ObservationError,
     UnsupportedOperationError,
 )
+from consilience.observation.shares import ProductShares
 
 ENV = torch.arange(12) % 4
 RULE = AndMask(0.6)
@@ -457,6 +460,114 @@ def test_a_step_never_waits_for_the_device(name: str, env: Any, rule: Rule) -> N
     assert all(parameter.grad.is_meta for parameter in model.parameters())
     with pytest.raises(RuntimeError):  # it is the reading that waits
         repr(report)
+
+
+# --- verifying --------------------------------------------------------------------------------
+
+
+def state(model: nn.Module) -> list[Any]:
+    buffers = [buffer.clone() for buffer in model.buffers()]
+    return [*buffers, torch.get_rng_state(), torch.tensor([m.training for m in model.modules()])]
+
+
+class Stateful(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 3)
+        self.calls = nn.Buffer(torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls = self.calls + 1  # another tensor, not the same one written into
+        return self.layer(x) * self.calls
+
+
+def in_another_order(x: Tensor) -> Tensor:
+    """NumPy hides that the rows are in another order."""
+    return torch.from_numpy(x.detach().numpy()[[1, 0, *range(2, len(x))]].copy())
+
+
+def class_loss(model: Callable[[Tensor], Tensor]) -> Callable[[Any], Tensor]:
+    return lambda batch: F.cross_entropy(model(batch[0]), batch[1])
+
+
+@pytest.mark.parametrize(
+    ("make", "loss"),
+    [
+        (lambda: nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 3)), class_loss),
+        (Stateful, class_loss),
+        (lambda: nn.Linear(4, 3), lambda model: class_loss(lambda x: model(in_another_order(x)))),
+        (
+            lambda: nn.Linear(4, 3),
+            lambda model: lambda batch: (model(batch[0]) @ model(batch[0]).t()).exp().mean(),
+        ),
+    ],
+    ids=["dropout", "state", "another order", "pairs of rows"],
+)
+def test_verify_finds(make: Any, loss: Any) -> None:
+    torch.manual_seed(0)
+    model = make().double()
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    before = state(model)
+    with pytest.raises(NotVotedOnError, match=r"weight`, consumed by linear: (votes|its gradient)"):
+        Agreement(model, RULE).verify(loss(model), (X, Y), ENV)
+    assert all(torch.equal(a, b) for a, b in zip(before, state(model), strict=True))
+    assert all((parameter.grad == 1).all() for parameter in model.parameters())
+
+
+def test_verify_finds_an_operator_that_counts_wrong(monkeypatch: Any) -> None:
+    model = network()
+    agreement = Agreement(model, RULE)
+    agreement.verify(class_loss(model), (X, Y), ENV)
+    right = ProductShares.tally
+
+    def wrong(self: Any, statistics: Any, add: Any) -> Tensor:
+        return right(self, statistics, lambda statistic, amount: add(statistic, -amount))
+
+    monkeypatch.setattr(ProductShares, "tally", wrong)
+    with pytest.raises(NotVotedOnError, match=r"`0\.weight`, consumed by linear: votes differ on"):
+        agreement.verify(class_loss(model), (X, Y), ENV)
+
+
+def test_verify_with_batch_norm() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 3)).double()
+    with pytest.raises(CoupledRowsError):
+        Agreement(model, RULE).verify(class_loss(model), (X, Y), ENV)
+    before = state(model)
+    Agreement(model, RULE, batchnorm="per_environment").verify(class_loss(model), (X, Y), ENV)
+    assert all(torch.equal(a, b) for a, b in zip(before, state(model), strict=True))
+
+
+class Pair(NamedTuple):
+    x: Tensor
+    y: Tensor
+
+
+@pytest.mark.parametrize(
+    ("batch", "loss"),
+    [
+        (Pair(X, Y), lambda model, b: F.cross_entropy(model(b.x), b.y)),
+        (UserDict(x=X, y=Y), lambda model, b: F.cross_entropy(model(b.data["x"]), b.data["y"])),
+        ({"x": [X, "name"], "y": Y}, lambda model, b: F.cross_entropy(model(b["x"][0]), b["y"])),
+        (
+            (X, np.arange(12.0)),
+            lambda model, b: (model(b[0]).square().sum(1) * torch.from_numpy(b[1])).sum(),
+        ),
+    ],
+    ids=["named tuple", "mapping", "nested", "array"],
+)
+def test_verify_takes_batches_of_any_form(batch: Any, loss: Any) -> None:
+    model = network()
+    Agreement(model, RULE).verify(lambda given: loss(model, given), batch, ENV)
+
+
+@pytest.mark.parametrize(
+    "wrong", [0.5, Y.double(), torch.zeros(())], ids=["number", "rows", "constant"]
+)
+def test_verify_needs_a_loss(wrong: Any) -> None:
+    with pytest.raises(ValueError, match="`compute_loss` should return a loss"):
+        Agreement(network(), RULE).verify(lambda _: wrong, (X, Y), ENV)
 
 
 # --- losses of environments -------------------------------------------------------------------

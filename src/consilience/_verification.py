@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -32,10 +33,14 @@ def rows_of(batch: Any, index: Tensor, dim: int) -> Any:
     """Pick rows from every tensor of a batch."""
     if isinstance(batch, Tensor):
         return batch.index_select(dim if batch.dim() > dim else 0, index.to(batch.device))
-    if isinstance(batch, dict):
-        return {key: rows_of(value, index, dim) for key, value in batch.items()}
+    if isinstance(batch, np.ndarray):
+        return np.take(batch, index.numpy(), dim if batch.ndim > dim else 0)
+    if isinstance(batch, Mapping):
+        # Made anew as what it was, as some give their entries as attributes.
+        return type(batch)({key: rows_of(value, index, dim) for key, value in batch.items()})  # type: ignore[call-arg]
     if isinstance(batch, (list, tuple)):
-        return type(batch)(rows_of(value, index, dim) for value in batch)
+        values = [rows_of(value, index, dim) for value in batch]
+        return type(batch)(*values) if hasattr(batch, "_fields") else type(batch)(values)
     return batch
 
 
@@ -43,14 +48,14 @@ def count_rows(batch: Any, dim: int) -> int:
     """Return how many rows a batch has."""
     if isinstance(batch, Tensor):
         return batch.shape[dim if batch.dim() > dim else 0]
-    values = batch.values() if isinstance(batch, dict) else batch
-    if not isinstance(batch, (dict, list, tuple)):
+    values = batch.values() if isinstance(batch, Mapping) else batch
+    if not isinstance(batch, (Mapping, list, tuple)):
         raise TypeError(
             "Parameter `batch` should be a tensor, or tensors in tuples, lists and dictionaries. "
             f"Found `{type(batch).__name__}`."
         )
     for value in values:
-        if isinstance(value, (Tensor, dict, list, tuple)):
+        if isinstance(value, (Tensor, Mapping, list, tuple)):
             return count_rows(value, dim)
     raise ValueError("Parameter `batch` should hold a tensor with rows. Found none.")
 
@@ -112,6 +117,12 @@ def differences(
         torch.manual_seed(seed)
         with observed.observe(codes):
             loss = compute_loss(batch)
+        if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.requires_grad:
+            found = list(loss.shape) if isinstance(loss, Tensor) else type(loss).__name__
+            raise ValueError(
+                "Parameter `compute_loss` should return a loss, one number that requires grad. "
+                f"Found {found}."
+            )
         loss.backward()  # type: ignore[no-untyped-call]
         (observation,) = observed._observations
         consumers = {
@@ -132,7 +143,9 @@ def differences(
         for i, (name, parameter) in enumerate(named):
             if parameter.grad is None and tallies[i] is None:
                 continue
-            line = _difference(tallies[i], parameter.grad, expected[i])
+            # Normalized environment by environment, the gradient is not that of the plain model.
+            gradient = None if agreement.batchnorm == "per_environment" else parameter.grad
+            line = _difference(tallies[i], gradient, expected[i])
             if line:
                 used = ", ".join(sorted(consumers[i])) or "nothing that was seen"
                 lines.append(f"`{name}`, consumed by {used}: {line}")

@@ -448,9 +448,10 @@ class Agreement:
         names = ", ".join(f"`{name}`" for name in missing)
         raise NotVotedOnError(
             f"Parameters {names} have a gradient on which no environment voted. Either the forward "
-            "pass did not run inside of `with agreement.observe(env):`; or an operation was not "
-            "seen: reentrant checkpointing (use `use_reentrant=False` with `context_fn="
-            "agreement.checkpoint_contexts`), a custom `autograd.Function` (use "
+            "pass did not run inside of `with agreement.observe(env):`; or its data were made "
+            "inside, from nothing (make them before); or an operation was not seen: reentrant "
+            "checkpointing (use `use_reentrant=False` with "
+            "`context_fn=agreement.checkpoint_contexts`), a custom `autograd.Function` (use "
             "`agreement.backward(environment_losses)`), a model compiled or scripted before "
             "(compile it under the observation). If these gradients should stay as they are, say "
             '`Agreement(..., unvoted="allow")`.'
