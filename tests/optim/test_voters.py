@@ -47,6 +47,27 @@ def test_monte_carlo(beta, threshold):
     assert abs((np.abs(average) >= threshold).mean() - rate) < 4 * error
 
 
+@pytest.mark.parametrize(("beta", "threshold"), [(15 / 17, 0.8), (0.97, 0.6), (63 / 65, 0.8)])
+def test_rare_events(beta, threshold):
+    """Down to 1e-13, by signs that are drawn where the threshold is met, and weighed back."""
+    random, draws = np.random.default_rng(0), 20_000
+    weights = (1 - beta) * beta ** np.arange(int(np.ceil(np.log(1e-9) / np.log(beta))))
+    low, high = 0.0, 1e4
+    for _ in range(100):
+        tilt = (low + high) / 2
+        low, high = (tilt, high) if weights @ np.tanh(tilt * weights) < threshold else (low, tilt)
+    sums = np.zeros(draws)
+    for weight in weights:
+        sums += (
+            np.where(random.random(draws) < 1 / (1 + np.exp(-2 * tilt * weight)), 1, -1) * weight
+        )
+    odds = np.exp(np.log(np.cosh(tilt * weights)).sum() - tilt * sums)
+    found = 2 * np.where(sums >= threshold, odds, 0)
+    error = found.std() / draws**0.5
+    assert abs(found.mean() - temporal_null_keep_rate(beta, threshold)) < 4 * error
+    assert error < 0.02 * found.mean()
+
+
 @pytest.mark.parametrize("beta", [0.1, 1 / 3, 0.45, 0.5, 0.501, 0.55, 2 / (1 + 5**0.5), 0.65])
 @pytest.mark.parametrize("threshold", [0.05, 0.3, 0.47, 0.8, 0.97])
 def test_rates_lie_between_bounds_from_all_signs(beta, threshold):
