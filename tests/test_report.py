@@ -38,7 +38,9 @@ def test_a_rule_without_numbers_of_its_own():
 
 def test_it_is_read_before_the_next_observation():
     agreement, late = report_of(AndMask(1.0))
-    agreement.backward([w.sum() for w in [agreement.named_parameters()[0][1]] * 2])
+    ((_, weight),) = agreement.named_parameters()
+    weight.grad = None
+    agreement.backward([weight.sum(), weight.sum()])
     assert repr(late) == "Report(<not read in time>)"
     with pytest.raises(RuntimeError, match="not read before the next observation"):
         late.kept  # noqa: B018
