@@ -370,6 +370,24 @@ add("arithmetic: spectral operator", lambda: Net(lambda m, x: torch.fft.irfft(to
 add("arithmetic: cross entropy with learned logits offset", lambda: Net(lambda m, x: x + m.b, b=normal(4)), several(features(4), tokens(None, 4)), loss=lambda m, x, y: F.cross_entropy(m(x), y, reduction="none"))
 add("arithmetic: Gaussian likelihood with learned variance", lambda: Net(lambda m, x, y: F.gaussian_nll_loss(m.l(x), y, m.v.exp().expand(len(x), 3), reduction="none"), l=nn.Linear(4, 3), v=normal(3)), several(features(4), features(3)))
 
+add("arithmetic: masked fill by a parameter", lambda: Net(lambda m, x: x.sin().masked_fill(x > 0.3, m.w) + x.cos().masked_fill_(x < 0, m.w), w=normal()), features(4))
+add("arithmetic: a parameter masked by rows", lambda: Net(lambda m, x: m.w.masked_fill(x > 0.3, 2.0) * x, w=normal(4)), features(4))
+add("arithmetic: max and min of two", lambda: Net(lambda m, x: torch.max(x, m.a) * torch.min(m.b, x), a=normal(4), b=normal(4)), features(4))
+add("arithmetic: clamp_min, clamp_max, fmod, remainder", lambda: Net(lambda m, x: torch.clamp_min(x, m.a) + torch.clamp_max(x, m.b) + torch.fmod(x, m.a) + torch.remainder(m.b, x), a=normal(4), b=normal(4)), features(4))
+add("arithmetic: cdist, prototypes first", lambda: Net(lambda m, x: torch.cdist(m.w, x).t(), w=normal(3, 4)), features(4))
+add("arithmetic: cdist, prototypes of each row", lambda: Net(lambda m, x: torch.cdist(m.w[: len(x)], x), w=normal(8, 3, 4)), features(5, 4), oracle="joint")
+add("arithmetic: cosine similarity to a vector of each row", lambda: Net(lambda m, x: F.cosine_similarity(m.w[: len(x)], x)[:, None], w=normal(8, 4)), features(4), oracle="joint")
+add("arithmetic: outer and vecdot", lambda: Net(lambda m, x: torch.outer(x[:, 0], m.a) * torch.linalg.vecdot(x, m.b)[:, None], a=normal(3), b=normal(4)), features(4))
+for loss_of in (F.mse_loss, F.l1_loss, F.smooth_l1_loss, F.huber_loss, F.binary_cross_entropy_with_logits):
+    add(f"arithmetic: {loss_of.__name__} against learned centres", lambda f=loss_of: Net(lambda m, x: f(m.l(x), m.w.expand(len(x), 3), reduction="none"), l=nn.Linear(4, 3), w=normal(3)), features(4))
+add("arithmetic: divergence from a learned distribution", lambda: Net(lambda m, x: F.kl_div(m.l(x).log_softmax(1), m.w.softmax(0).expand(len(x), 3), reduction="none"), l=nn.Linear(4, 3), w=normal(3)), features(4))
+add("arithmetic: meshgrid with rows", lambda: Net(lambda m, x: torch.meshgrid(x[:, 0], m.w, indexing="ij")[1].sin(), w=normal(3)), features(4), outcome=raises("no operator observes it"))
+add("arithmetic: positions made from an inverted mask", lambda: Net(lambda m, x: x.masked_fill(~torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).tril(), 0.0) * m.w, w=normal(5)), features(5, 5))
+add("derived: activation in place", lambda: Net(lambda m, x: F.linear(x, F.relu(m.l(m.c), inplace=True)), c=(normal(3, 5),), l=nn.Linear(5, 4)), features(4))
+add("view: an expert, by a number that rows chose", lambda: Net(lambda m, x: F.linear(x, m.w[(x[:, 0] > 0).long().sum() % 3]), w=normal(3, 3, 4)), features(4), oracle="joint")
+add("layout: rows picked under a leading dimension", lambda: Net(lambda m, x: x[:, :3].index_add(0, torch.arange(0, len(x), 2), m.l(x[None, ::2].reshape(-1, 4))), l=nn.Linear(4, 3)), features(4), oracle="joint")
+add("layout: overlapping windows by as_strided", lambda: Net(lambda m, x: m.l(x.transpose(1, 2).contiguous().transpose(1, 2).as_strided((len(x), 4, 3, 2), (15, 1, 5, 1)).flatten(2)), l=nn.Linear(6, 2)), features(5, 3))
+
 
 def _assign_masked(x: Tensor, w: Tensor) -> Tensor:
     x = x.clone()

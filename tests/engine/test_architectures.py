@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from oracle import check, wavy
+from consilience import Agreement, AndMask
+from oracle import SINGLE, check, wavy
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # third parties' imports deprecate one another
@@ -190,6 +191,175 @@ def wav2vec2() -> nn.Module:
     )
 
 
+def causal(kind: str, **more: Any) -> nn.Module:
+    """Return a small causal language model."""
+    config = getattr(transformers, f"{kind}Config")(**{**text, "use_cache": False, **more})
+    model: nn.Module = getattr(transformers, f"{kind}ForCausalLM")(config)
+    return model
+
+
+def experts(kind: str, **more: Any) -> nn.Module:
+    chosen = {"num_experts_per_tok": 2, "num_key_value_heads": 1}
+    return causal(kind, experts_implementation="eager", **chosen, **more)
+
+
+def encoder(kind: str, **more: Any) -> nn.Module:
+    """Return a small encoder of words."""
+    config = getattr(transformers, f"{kind}Config")(**{**text, **still, **more})
+    model: nn.Module = getattr(transformers, f"{kind}Model")(config)
+    return model
+
+
+def deberta() -> nn.Module:
+    relative = {"relative_attention": True, "pos_att_type": ["p2c", "c2p"]}
+    return encoder("DebertaV2", **relative, position_buckets=4, max_relative_positions=8)
+
+
+def xlnet() -> nn.Module:
+    return transformers.XLNetModel(
+        transformers.XLNetConfig(
+            vocab_size=11, d_model=8, n_layer=2, n_head=2, d_inner=12, dropout=0.0
+        )
+    )
+
+
+def switch() -> nn.Module:
+    return transformers.SwitchTransformersModel(
+        transformers.SwitchTransformersConfig(
+            vocab_size=11,
+            d_model=8,
+            d_kv=4,
+            d_ff=12,
+            num_layers=2,
+            num_decoder_layers=2,
+            num_heads=2,
+            relative_attention_num_buckets=4,
+            dropout_rate=0.0,
+            use_cache=False,
+            num_experts=2,
+            router_jitter_noise=0.0,
+            num_sparse_encoder_layers=1,
+            num_sparse_decoder_layers=1,
+        )
+    )
+
+
+def whisper() -> nn.Module:
+    sizes = {f"{side}_attention_heads": 2 for side in ("encoder", "decoder")}
+    sizes |= {f"{side}_ffn_dim": 12 for side in ("encoder", "decoder")}
+    sizes |= {"encoder_layers": 1, "decoder_layers": 1, "d_model": 8, "num_mel_bins": 4}
+    return transformers.WhisperModel(
+        transformers.WhisperConfig(
+            vocab_size=11,
+            max_source_positions=6,
+            max_target_positions=8,
+            dropout=0.0,
+            pad_token_id=1,
+            bos_token_id=1,
+            eos_token_id=2,
+            decoder_start_token_id=1,
+            use_cache=False,
+            apply_spec_augment=False,
+            **sizes,
+        )
+    )
+
+
+def whisper_losses(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    return wavy(model(x, decoder_input_ids=y).last_hidden_state)
+
+
+def spectrum_and_words(rows: int, g: torch.Generator) -> Any:
+    return torch.randn(rows, 4, 12, generator=g, dtype=torch.float64), *words(5)(rows, g)
+
+
+def clip() -> nn.Module:
+    tower = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
+    tower |= {"intermediate_size": 12, "projection_dim": 6}
+    return transformers.CLIPModel(
+        transformers.CLIPConfig(
+            text_config={**text, **tower, "eos_token_id": 2, "bos_token_id": 1, "pad_token_id": 0},
+            vision_config={**tower, **picture},
+            projection_dim=6,
+        )
+    )
+
+
+def clip_towers(model: Any, x: Tensor, y: Tensor) -> Tensor:
+    seen = model.visual_projection(model.vision_model(pixel_values=y).pooler_output)
+    return wavy(model.text_projection(model.text_model(input_ids=x).pooler_output)) + wavy(seen)
+
+
+def words_and_images(rows: int, g: torch.Generator) -> Any:
+    return *words(5)(rows, g), *images()(rows, g)
+
+
+def segformer() -> nn.Module:
+    return transformers.SegformerForImageClassification(
+        transformers.SegformerConfig(
+            num_channels=2,
+            num_encoder_blocks=2,
+            depths=[1, 1],
+            sr_ratios=[2, 1],
+            hidden_sizes=[4, 8],
+            patch_sizes=[3, 3],
+            strides=[2, 2],
+            num_attention_heads=[1, 2],
+            mlp_ratios=[2, 2],
+            drop_path_rate=0.0,
+            classifier_dropout_prob=0.0,
+            **still,
+        )
+    )
+
+
+def swin_v2() -> nn.Module:
+    return transformers.Swinv2ForImageClassification(
+        transformers.Swinv2Config(
+            image_size=8,
+            patch_size=2,
+            num_channels=2,
+            embed_dim=4,
+            depths=[2, 1],
+            num_heads=[1, 2],
+            window_size=2,
+            drop_path_rate=0.0,
+            **still,
+        )
+    )
+
+
+def beit() -> nn.Module:
+    return transformers.BeitForImageClassification(
+        transformers.BeitConfig(
+            vocab_size=11,
+            hidden_size=8,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            intermediate_size=12,
+            drop_path_rate=0.0,
+            use_relative_position_bias=True,
+            **picture,
+            **still,
+        )
+    )
+
+
+def mamba() -> nn.Module:
+    return transformers.MambaForCausalLM(
+        transformers.MambaConfig(
+            vocab_size=11,
+            hidden_size=8,
+            state_size=4,
+            num_hidden_layers=1,
+            conv_kernel=3,
+            intermediate_size=16,
+            time_step_rank=4,
+            use_cache=False,
+        )
+    )
+
+
 def sound(rows: int, g: torch.Generator) -> Any:
     return (torch.randn(rows, 40, generator=g, dtype=torch.float64),)
 
@@ -208,8 +378,33 @@ MODELS: dict[str, tuple[Any, ...]] = {
     "ConvNeXt": (convnext, images(), logits),
     "Swin": (swin, images(), logits),
     "wav2vec 2.0": (wav2vec2, sound, last_hidden_of_sound),
+    "Mistral": (lambda: causal("Mistral", num_key_value_heads=1, head_dim=4), words(5), logits),
+    "Mixtral": (lambda: experts("Mixtral", num_local_experts=3, head_dim=4), words(5), logits),
+    "Switch": (switch, words(5), t5_losses),
+    "GPT-NeoX": (lambda: causal("GPTNeoX"), words(5), logits),
+    "BLOOM": (lambda: causal("Bloom", hidden_dropout=0.0, n_head=2, n_layer=1), words(5), logits),
+    "OPT": (lambda: causal("OPT", ffn_dim=12, dropout=0.0, pad_token_id=1), words(5), logits),
+    "Mamba": (mamba, words(5), logits),
+    "ALBERT": (lambda: encoder("Albert", embedding_size=4), words(5), last_hidden),
+    "DeBERTa": (deberta, words(5), last_hidden),
+    "XLNet": (xlnet, words(5), last_hidden),
+    "XLNet, as many tokens as rows": (xlnet, words(7), last_hidden),
+    "Longformer": (
+        lambda: encoder(
+            "Longformer", max_position_embeddings=20, attention_window=4, pad_token_id=1
+        ),
+        words(8),
+        last_hidden,
+    ),
+    "Whisper": (whisper, spectrum_and_words, whisper_losses),
+    "CLIP, its towers": (clip, words_and_images, clip_towers),
+    "SegFormer": (segformer, images(), logits),
+    "Swin v2": (swin_v2, images(), logits),
+    "BEiT": (beit, images(), logits),
 }
 
+THROUGH_FLOAT32 = {"Mamba", "Switch"}
+"""They compute a part in float32, whatever the model's precision."""
 LABELS = [2, 0, 2, -1, 1, 0, 2]
 
 
@@ -219,7 +414,13 @@ LABELS = [2, 0, 2, -1, 1, 0, 2]
 def test_architecture_in_train_mode_without_dropout(name: str, env: Any) -> None:
     build, batch, losses = MODELS[name]
     check(
-        lambda: build().train(), batch, env, rows=7 if env else 3, loss=losses, strict_zeros=False
+        lambda: build().train(),
+        batch,
+        env,
+        rows=7 if env else 3,
+        loss=losses,
+        strict_zeros=False,
+        coarser=SINGLE if name in THROUGH_FLOAT32 else 1.0,
     )
 
 
@@ -265,3 +466,34 @@ def test_bert_with_padding() -> None:
         return *words(5)(rows, g), torch.randint(2, 6, (rows,), generator=g)
 
     check(bert, batch, LABELS, loss=padded, strict_zeros=False)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_clip_compares_rows_which_couples_them() -> None:
+    def losses(model: Any, x: Tensor, y: Tensor) -> Tensor:
+        return wavy(model(input_ids=x, pixel_values=y).logits_per_text)
+
+    with pytest.raises(RuntimeError, match=r"logit_scale.*agreement\.backward"):
+        check(clip, words_and_images, LABELS, loss=losses)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_grouped_products_of_experts_are_refused() -> None:
+    def build() -> nn.Module:
+        return causal(
+            "Mixtral",
+            num_local_experts=3,
+            num_experts_per_tok=2,
+            num_key_value_heads=1,
+            hidden_size=16,
+            intermediate_size=16,
+            experts_implementation="grouped_mm",
+        )
+
+    model, x = build(), torch.randint(3, 11, (7, 5))
+    agreement = Agreement(model, AndMask(1.0))
+    with (
+        pytest.raises(RuntimeError, match=r"experts.*agreement\.backward"),
+        agreement.observe(LABELS),
+    ):
+        model(x)

@@ -253,7 +253,7 @@ def check(
         gradients, value, inputs = _plain(build, loss, batch, weights)
     else:
         gradients, value, inputs = truth.gradient, truth.loss, [None] * len(batch)
-    tolerance = GRADIENT * max(1.0, float(value.abs()))
+    tolerance = coarser * GRADIENT * max(1.0, float(value.abs()))
     _close("the loss", found.loss, value, tolerance, problems)
     for name in sorted(gradients.keys() | found.gradients.keys()):
         if name not in gradients or name not in found.gradients:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from consilience.observation.environments import Partition
-from consilience.observation.layout import Layout
+from consilience.observation.layout import Layout, Scattered
 from consilience.observation.uses import SharesOf
 
 if TYPE_CHECKING:
@@ -113,7 +113,7 @@ class Plan:
 
     saved: tuple[Tensor, ...]
     shares_of: SharesOf
-    layout: Layout | list[Layout]
+    layout: Layout | Scattered | list[Layout]
     output: Any = None
 
 

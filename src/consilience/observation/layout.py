@@ -121,11 +121,14 @@ def after_reshape(
     while keep > 0 and trailing % max(1, math.prod(after[keep - 1 :])) == 0:
         keep -= 1
     inner = math.prod(after[keep:])
-    if keep == 0 or inner == 0 or trailing % inner:
-        return Scattered("its rows were folded together by a reshape")
-    ids = layout.rows_of(before[dim], rows).expand(*before[:dim], before[dim])
-    ids = ids.reshape(-1).repeat_interleave(trailing // inner).reshape(tuple(after[:keep]))
-    found = canonical(ids, rows)
+    if keep and inner and trailing % inner == 0:
+        ids = layout.rows_of(before[dim], rows).expand(*before[:dim], before[dim])
+        ids = ids.reshape(-1).repeat_interleave(trailing // inner).reshape(tuple(after[:keep]))
+    else:
+        shape = [1] * len(before)
+        shape[dim] = -1
+        ids = layout.rows_of(before[dim], rows).reshape(shape).expand(tuple(before)).reshape(after)
+    found = canonical(ids, rows) if ids.numel() else None
     return found or Scattered("its rows were folded together by a reshape")
 
 
@@ -179,12 +182,14 @@ def after_moving(
 ) -> Any:
     """Follow a function that moves components about (flip, roll): move row numbers alike."""
     x: Tensor = args[0]
-    if func in (torch.as_strided, Tensor.as_strided) and not x.is_contiguous():
-        return Scattered("it was laid out anew by `as_strided`")
     shape = [1] * x.dim()
     shape[layout.dim] = -1
     ids = layout.rows_of(x.shape[layout.dim], rows).reshape(shape).expand(x.shape)
-    moved = func(ids.contiguous().to(x.device), *args[1:], **kwargs)
+    ids = ids.contiguous().to(x.device)
+    if func in (torch.as_strided, Tensor.as_strided):  # which goes by the places in memory
+        places = ids.new_zeros(x.untyped_storage().nbytes() // x.element_size())
+        ids = places.as_strided(x.shape, x.stride(), x.storage_offset()).copy_(ids)
+    moved = func(ids, *args[1:], **kwargs)
     found = [
         canonical(one.cpu(), rows) or Scattered("its rows were moved about")
         for one in ([moved] if isinstance(moved, Tensor) else moved)

@@ -85,6 +85,7 @@ class ObservingMode(Following, TorchFunctionMode):
         self.codes = observation.environments.given_codes
         self.batchnorm = batchnorm
         self.allow_single = allow_single
+        self._open: list[FunctionType] = []  # Python functions of torch's that are running
 
     # While a graph is traced
 
@@ -190,6 +191,8 @@ class ObservingMode(Following, TorchFunctionMode):
                 return self._derive(func, name, args, kwargs, weights[:1])
             if data and (name in QUESTIONS or name in LIKE):
                 weights = []
+            if data and name == "__getitem__" and tracked_first and _picks_one(args[1]):
+                return self._derive(func, name, args, kwargs, weights)  # an expert, by number
         if weights and torch.is_grad_enabled():
             if data:
                 return self._observe(func, name, args, kwargs, weights)
@@ -197,8 +200,7 @@ class ObservingMode(Following, TorchFunctionMode):
         if weights and _writes(name) and args[0] is weights[0][0] and not weights[0][1].root:
             return self._derive(func, name, args, kwargs, weights)  # by values alone
         if data and isinstance(func, FunctionType) and self._opens(func, name):
-            with self:
-                return _opened(func)(*args, **kwargs)
+            return self._run_open(func, args, kwargs)
         return self._run(func, name, args, kwargs, seen)
 
     def _seen(self, values: Iterable[Any]) -> Seen:
@@ -238,7 +240,7 @@ class ObservingMode(Following, TorchFunctionMode):
         if viewed is not None:
             self._mark(out, viewed)
         elif not seen.data:
-            if not seen.assumed and (name[:2] != "__" or name == "__getitem__"):
+            if not seen.assumed:
                 for tensor in tensors_in((out,)):
                     if self._kind(tensor) is None:
                         self._mark(tensor, SHARED)
@@ -249,6 +251,8 @@ class ObservingMode(Following, TorchFunctionMode):
             if self._moved or ranks or name in FOLLOWED or mixes(name) or name in SPECIAL:
                 self._follow(func, name, args, kwargs, out)
             if isinstance(out, Tensor) and not out.requires_grad and out.dim():
+                if name[:4] == "new_" and out.shape[0] != self.rows:
+                    self._mark(out, SHARED)
                 self._remember_fold(out, args)
         return out
 
@@ -256,7 +260,18 @@ class ObservingMode(Following, TorchFunctionMode):
         """Whether rows are followed through the functions that a Python function is made of."""
         if name in FOLLOWED or not any(name in func.__globals__ for name in _CHECKS):
             return False
+        if func in self._open:
+            return False
         return self._moved or name == "multi_head_attention_forward"
+
+    def _run_open(self, func: FunctionType, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call a Python function such that the functions it is made of are seen."""
+        self._open.append(func)
+        try:
+            with self:
+                return _opened(func)(*args, **kwargs)
+        finally:
+            self._open.pop()
 
     def _settle(self, tensor: Tensor) -> bool:
         """Learn the number of rows from the first tensor of data that the model is given."""
@@ -295,7 +310,10 @@ class ObservingMode(Following, TorchFunctionMode):
         given = args
         if target is not None and all(target is not tensor for tensor, _ in weights):
             given = (target.detach().clone(), *args[1:])  # as it was before
+        versions = [tensor._version for tensor, _ in weights]
         out = func(*args, **kwargs)
+        if target is None and weights[0][0]._version != versions[0] and name != "requires_grad_":
+            target = weights[0][0]  # as `relu(x, inplace=True)` writes
         found = [out] if isinstance(out, Tensor) else out
         if target is not None:
             found = [target]
@@ -352,10 +370,15 @@ class ObservingMode(Following, TorchFunctionMode):
         """Observe a function that consumes tracked tensors together with rows."""
         self._check_alone(name, weights)
         operator = OPERATORS.get(name)
-        composite = isinstance(func, FunctionType)
-        if composite and not (operator is not None and _is_builtin_twin(func)):
+        if name == "broadcast_tensors":
+            shape = torch.broadcast_shapes(*(t.shape for t in args))  # type: ignore[no-untyped-call]
             with self:
-                return _opened(func)(*args, **kwargs)
+                return [tensor.expand(shape) for tensor in args]
+        twin = operator is not None and _is_builtin_twin(func)
+        if isinstance(func, FunctionType) and not twin:
+            if func in self._open:
+                raise self.unsupported(name, args, kwargs, weights, "no operator observes it")
+            return self._run_open(func, args, kwargs)
         if operator is None:
             raise self.unsupported(name, args, kwargs, weights, "no operator observes it")
         call = Call(self, func, name, args, kwargs, weights)
@@ -390,7 +413,7 @@ class ObservingMode(Following, TorchFunctionMode):
             outputs[i] = tensor
         layouts = plan.layout if isinstance(plan.layout, list) else [plan.layout]
         for tensor, layout in zip(tapped, layouts, strict=False):
-            if not layout.plain or self._moved:
+            if isinstance(layout, Scattered) or not layout.plain or self._moved:
                 self._mark(tensor, layout)
         if out is None:
             self._now_data(target)
@@ -485,7 +508,8 @@ class ObservingMode(Following, TorchFunctionMode):
 BATCH_NORM_ARGUMENTS = "input running_mean running_var weight bias training momentum eps".split()
 QUESTIONS = frozenset(
     "equal allclose isclose eq ne lt le gt ge is_same_size result_type can_cast "
-    "promote_types".split()
+    "promote_types logical_and logical_or logical_xor isin bucketize searchsorted "
+    "floor_divide".split()
 )
 """Functions that give no gradient to a parameter."""
 COMPLEX = frozenset("add sub mul matmul einsum mm bmm".split())
@@ -494,6 +518,11 @@ WRITES = frozenset(
 )
 LIKE = frozenset("to type_as expand_as view_as reshape_as".split())
 """Functions that take no more than a shape or a type from their second argument."""
+
+
+def _picks_one(index: Any) -> bool:
+    """Whether an index picks the same for all rows: all its tensors are single numbers."""
+    return all(tensor.dim() == 0 for tensor in tensors_in([index]))
 
 
 def _writes(name: str) -> bool:

@@ -38,6 +38,12 @@ FUNCTIONS = (
     "hypot",
     "clamp",
     "clip",
+    "clamp_min",
+    "clamp_max",
+    "fmod",
+    "remainder",
+    "ldexp",
+    "special_xlog1py",
     "logaddexp",
     "logaddexp2",
     "xlogy",
@@ -62,7 +68,7 @@ def aligned_layout(call: Call, tensors: Sequence[Tensor], full: int) -> tuple[La
     return next(iter(found.values()))
 
 
-@operator(*FUNCTIONS, *(name + "_" for name in FUNCTIONS))
+@operator(*FUNCTIONS, *(name + "_" for name in FUNCTIONS), "max", "min")
 def pointwise(call: Call, *args: Any, **kwargs: Any) -> Plan:
     """Observe a function of components that broadcasts its arguments.
 
@@ -75,6 +81,8 @@ def pointwise(call: Call, *args: Any, **kwargs: Any) -> Plan:
         raise call.unsupported("it would change a parameter in place by data")
     if kwargs.get("out") is not None:
         raise call.unsupported("with `out`")
+    if name in ("max", "min") and len(flat) < 2:
+        raise call.unsupported("it reduces")
     if kwargs.get("rounding_mode") is not None:
         raise call.unsupported("with a rounding mode, it has no gradient")
     shape = torch.broadcast_shapes(*(t.shape for t in flat))  # type: ignore[no-untyped-call]
@@ -139,6 +147,10 @@ def _factors(
             factors.append(None if first else -alpha)
         elif name == "rsub":
             factors.append(-alpha if first else None)
+        elif name == "masked_fill":
+            mask = args[1] if len(args) > 1 else kwargs["mask"]
+            saved.append(~mask if first else mask)
+            factors.append(Place(len(saved) - 1))
         else:
             return None, ()
     return factors, tuple(saved)
@@ -150,16 +162,54 @@ def _slopes(
     saved: Sequence[Tensor],
     wanted: Sequence[int],
     gradient: Tensor,
+    shape: Sequence[int] | None = None,
 ) -> list[Tensor]:
     """Differentiate the function once more, with each weight repeated for every component."""
-    wide = {
-        i: saved[i].detach().expand(gradient.shape).clone().requires_grad_() for i in set(wanted)
-    }
+    shape = gradient.shape if shape is None else shape
+    wide = {i: saved[i].detach().expand(shape).clone().requires_grad_() for i in set(wanted)}
     args, kwargs = fill(template, lambda place: wide.get(place.index, saved[place.index].detach()))
     with torch.enable_grad():
         out = function(*args, **kwargs)
     found = torch.autograd.grad(out, [wide[i] for i in wanted], gradient.to(out.dtype))
     return list(found)
+
+
+@operator(
+    "mse_loss",
+    "l1_loss",
+    "smooth_l1_loss",
+    "huber_loss",
+    "kl_div",
+    "poisson_nll_loss",
+    "soft_margin_loss",
+    "binary_cross_entropy",
+    "binary_cross_entropy_with_logits",
+)
+def loss_of_components(call: Call, *args: Any, **kwargs: Any) -> Plan:
+    """Observe a loss of components (learned centres, a learned scale), however it is reduced."""
+    flat = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
+    shape = torch.broadcast_shapes(*(t.shape for t in flat))  # type: ignore[no-untyped-call]
+    layout, size = aligned_layout(call, flat, len(shape))
+    partition = call.mode.partition(size, layout)
+    places = {id(tensor): Place(i) for i, tensor in enumerate(flat)}
+    wanted = [places[id(argument)].index for argument in call.arguments]
+    template = fill((args, kwargs), lambda tensor: places[id(tensor)])
+    shapes, function = call.shapes, call.func
+
+    def shares_of(saved: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> list[Any]:
+        (gradient,) = gradients
+        if gradient is None:
+            return [None] * len(shapes)
+        amounts = _slopes(function, template, saved, wanted, gradient, shape)
+        return [
+            sum_shares(amount, layout.dim, like, partition)
+            for amount, like in zip(amounts, shapes, strict=True)
+        ]
+
+    reduction = kwargs.get("reduction", next((a for a in reversed(args) if type(a) is int), 1))
+    return Plan(
+        tuple(flat), shares_of, layout if reduction == 0 else Scattered("its rows were summed up")
+    )
 
 
 @operator("prelu")

@@ -264,9 +264,27 @@ def einsum(call: Call, equation: str, *operands: Any) -> Plan:
 @operator("inner")
 def inner(call: Call, input: Tensor, other: Tensor) -> Plan:  # noqa: A002
     """Observe a product that sums over both last dimensions."""
+    if not input.dim() or not other.dim():
+        raise call.unsupported("of a single number: multiply by it")
     left, right = LETTERS[: input.dim() - 1], LETTERS[10 : 9 + other.dim()]
     terms = ["".join(left) + "x", "".join(right) + "x"]
     return contraction(call, [input, other], terms, "".join(left + right))
+
+
+@operator("outer", "ger")
+def outer(call: Call, input: Tensor, vec2: Tensor) -> Plan:  # noqa: A002
+    """Observe all products of the components of two vectors."""
+    return contraction(call, [input, vec2], ["x", "y"], "xy")
+
+
+@operator("linalg_vecdot")
+def vecdot(call: Call, x: Tensor, y: Tensor, *, dim: int = -1) -> Plan:
+    """Observe products of vectors, in the last dimension."""
+    if dim % max(x.dim(), y.dim()) != max(x.dim(), y.dim()) - 1:
+        raise call.unsupported("along another dimension than the last")
+    letters = LETTERS[: max(x.dim(), y.dim()) - 1]
+    terms = ["".join(letters[len(letters) - t.dim() + 1 :]) + "x" for t in (x, y)]
+    return contraction(call, [x, y], terms, "".join(letters))
 
 
 @operator("tensordot")

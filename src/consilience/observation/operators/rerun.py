@@ -10,7 +10,7 @@ from torch import Tensor
 
 from consilience.observation.calls import Call, Place, Plan, fill, operator
 from consilience.observation.environments import Partition
-from consilience.observation.layout import PLAIN, Layout
+from consilience.observation.layout import Layout
 from consilience.observation.shares import Loop, LoopShares
 
 
@@ -171,20 +171,20 @@ def rows_first(call: Call, *args: Any, **kwargs: Any) -> Plan:
         if tensor.dim() == full and tensor.shape[0] == size and _has_rows(call, tensor)
     ]
     partition = call.mode.partition(size, layout)
-    return rerun(
-        call, rows, [0], Layout(0, layout.index) if layout.index is not None else PLAIN, partition
-    )
+    # Distances between two sets of points lie where the points do.
+    at = int(call.name == "cdist" and full == 2 and tensors[0] is not data[0])
+    return rerun(call, rows, [at], Layout(at, layout.index) if at else layout, partition)
 
 
 def _has_rows(call: Call, tensor: Tensor) -> bool:
     """Whether a tensor is to be cut into rows.
 
-    Attention broadcasts its operands, so that one as long as there are rows is cut along with
-    them; a matrix of centres or keys is not.
+    The functions broadcast their operands, so that one as long as there are rows is cut along with
+    them; a matrix of centres is not.
     """
-    if call.weight(tensor) is None:
-        return call.is_data(tensor) or call.name == "scaled_dot_product_attention"
-    return call.name == "scaled_dot_product_attention"
+    if call.weight(tensor) is not None or call.name == "scaled_dot_product_attention":
+        return call.name != "cdist" or tensor.dim() > 2
+    return call.is_data(tensor)
 
 
 @operator("gather", "take_along_dim")
