@@ -305,6 +305,10 @@ def test_what_cannot_be_wrapped():
         TemporalAndMask(optim.SparseAdam(weights), 0.9, 0.5)
     with pytest.raises(TypeError, match=r"`torch.optim.Optimizer`. Found list"):
         TemporalAndMask(weights, 0.9, 0.5)
+    with pytest.raises(ValueError, match="those of Rprop have none"):
+        TemporalAndMask(optim.Rprop(weights), 0.9, 0.5, decay="after")
+    with pytest.raises(ValueError, match="Adafactor cannot freeze"):
+        TemporalAndMask(optim.Adafactor(weights), 0.9, 0.5, "frozen")
 
 
 @pytest.mark.parametrize(

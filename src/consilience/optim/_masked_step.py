@@ -241,7 +241,7 @@ def _tensors(value: Any) -> Iterator[Tensor]:
         yield from chain.from_iterable(map(_tensors, value))
 
 
-def refuse_unmaskable(optimizer: Optimizer) -> None:
+def _refuse_unmaskable(optimizer: Optimizer) -> None:
     """Raise if steps of an optimizer cannot be masked."""
     if not isinstance(optimizer, Optimizer):
         raise TypeError(
@@ -269,7 +269,7 @@ def check_step(
     optimizer: Optimizer, keep: Mapping[Tensor, Tensor | None], masked: Masked, decay: Decay
 ) -> None:
     """Raise if an optimizer cannot take a masked step."""
-    refuse_unmaskable(optimizer)
+    _refuse_unmaskable(optimizer)
     check_choices("masked", masked, decay)
     if masked == "frozen" and isinstance(optimizer, Adafactor):
         raise ValueError(

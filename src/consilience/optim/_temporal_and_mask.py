@@ -15,8 +15,8 @@ from consilience.optim._masked_step import (
     Decay,
     Masked,
     check_choices,
+    check_step,
     masked_step,
-    refuse_unmaskable,
 )
 from consilience.optim._pieces import pieces, room_on
 from consilience.optim._sign_average import (
@@ -93,8 +93,8 @@ class TemporalAndMask(Optimizer):
         rescale: Rescale | bool = "none",
         max_rescale: float | None = None,
     ) -> None:
-        refuse_unmaskable(optimizer)
         check_choices("on", on, decay)
+        check_step(optimizer, {}, on, decay)
         check_temporal("beta", beta, threshold, bias_correction=bias_correction)
         self.optimizer = optimizer
         self.beta, self.threshold = float(beta), float(threshold)
