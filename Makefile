@@ -50,14 +50,15 @@ check: lint types imports test coverage ## All of these
 
 bench: .venv/benched ## Time what the docs give times of, in a few minutes; writes to bench/
 	$(ONE_THREAD) $(BIN)/python -m benchmarks
-	@for script in $(SCRIPTS); do \
-		printf '\n== %s\n' $$script; $(ONE_THREAD) $(BIN)/python $$script || exit 1; done
-SCRIPTS := benchmarks/masking.py benchmarks/optimizer_step.py
+	@for module in scaling applying masking optimizer_step; do \
+		printf '\n== %s\n' $$module; $(ONE_THREAD) $(BIN)/python -m benchmarks.$$module || exit 1; done
 
 bench-quick: install ## Whether the benchmarks run, on small workloads
 	$(ONE_THREAD) $(BIN)/python -m benchmarks --quick --out bench/quick
-	$(ONE_THREAD) $(BIN)/python benchmarks/masking.py --seconds 0.01
-	$(ONE_THREAD) $(BIN)/python benchmarks/optimizer_step.py --rounds 2
+	$(ONE_THREAD) $(BIN)/python -m benchmarks.scaling --seconds 0 --environments 2
+	$(ONE_THREAD) $(BIN)/python -m benchmarks.applying --rounds 1
+	$(ONE_THREAD) $(BIN)/python -m benchmarks.masking --seconds 0.01
+	$(ONE_THREAD) $(BIN)/python -m benchmarks.optimizer_step --rounds 2
 
 # What agreement is compared with, for `make bench` alone.
 .venv/benched: .venv/installed

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import report
-from benchmarks.harness import in_turns, peak_bytes, threads
+from benchmarks.harness import CLOCKS, in_turns, peak_bytes, threads
 from benchmarks.ways import FLOOR, WAYS, Problem, verify
 from benchmarks.workloads import WORKLOADS, Workload
 
@@ -88,6 +88,7 @@ def measure(
     counts: Sequence[int],
     *,
     seconds: float,
+    clock: str,
     quick: bool,
     say: Any,
 ) -> list[dict[str, Any]]:
@@ -129,6 +130,7 @@ def measure(
                     seconds=seconds if count == counts[0] else seconds / 2,
                     least=1 if quick else 3,
                     burst=0.0 if quick else 0.02,
+                    clock=clock,
                 )
             lines.append(
                 {
@@ -138,6 +140,7 @@ def measure(
                     "rows": workload.rows,
                     "parameters": sum(sizes),
                     "threads": count,
+                    "clock": clock,
                     "left_out": left_out,
                     "ways": {
                         name: {
@@ -171,6 +174,7 @@ def parse(given: Sequence[str] | None = None) -> argparse.Namespace:
         "--threads", nargs="+", type=int, default=[1, 2], help="of torch; one run for each"
     )
     parser.add_argument("--seconds", type=float, default=16.0, help="for a workload on one thread")
+    parser.add_argument("--clock", choices=CLOCKS, default="wall")
     parser.add_argument("--out", type=Path, default=Path("bench"), help="folder of what is written")
     parser.add_argument(
         "--add", action="store_true", help="keep what other workloads are in the JSON already"
@@ -204,6 +208,7 @@ def main(given: Sequence[str] | None = None) -> None:
             [*options.ways, FLOOR],
             options.threads,
             seconds=seconds,
+            clock=options.clock,
             quick=options.quick,
             say=say,
         )

@@ -482,10 +482,8 @@ class Agreement:
             gradient = self._parameters[i].grad
             if gradient is None or i not in self._ledger or not uses:
                 continue  # without a use, its votes came through slots
-            a, b = gradient.double().flatten(), expected.double().flatten()
             # In direction only: the order of applying and unscaling is free where only signs count.
-            scale = ((a @ b) / (b @ b).clamp(min=1e-300)).clamp(min=0)
-            rest = float((a - scale * b).norm() / a.norm())
+            scale, rest = _compared(gradient, expected)
             if rest > CONSERVED.get(gradient.dtype, 0.05):
                 raise NotVotedOnError(
                     f"A part of the gradient of `{self._names[i]}` did not come through the "
@@ -495,9 +493,9 @@ class Agreement:
                     "gradient was not zero before it. If that part should ride along unvoted, say "
                     '`Agreement(..., unvoted="allow")`.'
                 )
-            if self.rule.statistics & MAGNITUDES and bool(b.any()) and abs(scale - 1) > 0.05:
+            if self.rule.statistics & MAGNITUDES and bool(expected.any()) and abs(scale - 1) > 0.05:
                 raise ObservationError(
-                    f"The gradient of `{self._names[i]}` was multiplied by {float(scale):.3g} "
+                    f"The gradient of `{self._names[i]}` was multiplied by {scale:.3g} "
                     "since its backward pass (unscaled, or clipped), and "
                     f"{self.rule!r} compares it with magnitudes that were counted there. Call "
                     "`agreement.apply()` first, then `scaler.unscale_(optimizer)`, and clip last."
@@ -650,6 +648,21 @@ def _named(
         if all(parameter is not found for _, found in named):
             named.append((name, parameter))
     return named, []
+
+
+def _compared(gradient: Tensor, expected: Tensor) -> tuple[float, float]:
+    """Return the factor that fits a gradient best to what was expected, and what it leaves over.
+
+    That as a share of the gradient's norm. In double precision, a part at a time.
+    """
+    parts = [tensor.reshape(-1).split(2**20) for tensor in (gradient, expected)]  # type: ignore[no-untyped-call]
+    pairs = list(zip(*parts, strict=True))
+    along = torch.stack([a.double() @ b.double() for a, b in pairs]).sum()
+    size = torch.stack([b.double().square().sum() for _, b in pairs]).sum()
+    scale = (along / size.clamp(min=1e-300)).clamp(min=0)
+    rest = torch.stack([(a.double() - scale * b.double()).norm() for a, b in pairs]).norm()
+    whole = torch.stack([a.double().norm() for a, _ in pairs]).norm()
+    return float(scale), float(rest / whole)
 
 
 def _check_choice(name: str, value: object, choices: tuple[object, ...]) -> None:
