@@ -8,6 +8,7 @@ The yardstick is `torch.add` of two tensors of each parameter's shape into a new
 from __future__ import annotations
 
 import argparse
+
 import torch
 
 from benchmarks.harness import CLOCKS, Spread

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -151,8 +151,8 @@ class Partition:
     def each(self) -> int | None:
         """How many slices each environment has, where all have as many; else None."""
         first = self.bounds[1] - self.bounds[0]
-        even = all(b - a == first for a, b in zip(self.bounds, self.bounds[1:], strict=False))
-        return first if even and first > 0 else None
+        even = first > 0 and self.bounds == tuple(range(0, self.known + 1, first))
+        return first if even else None
 
     def arrange(self, x: Tensor, dim: int = 0) -> Tensor:
         """Move the row dimension to the front and bring each environment's slices together."""
@@ -178,6 +178,11 @@ class Partition:
         ordered = bool((key[1:] >= key[:-1]).all())
         order = None if ordered else torch.sort(key, stable=True).indices
         return cls(size=len(codes), bounds=bounds, order=order)
+
+
+@lru_cache(maxsize=64)
+def _row_by_row(rows: int, fold: int) -> Partition:
+    return Partition(rows * fold, tuple(range(0, rows * fold + 1, fold)))
 
 
 class Environments:
@@ -257,8 +262,7 @@ class Environments:
         """Partition an activation that holds ``fold`` slices, one behind the other, per row."""
         if fold not in self._partitions:
             if self._codes is None:
-                bounds = tuple(range(0, self.rows * fold + 1, fold))
-                self._partitions[fold] = Partition(self.rows * fold, bounds)
+                self._partitions[fold] = _row_by_row(self.rows, fold)
             elif fold == 1:
                 self._partitions[1] = Partition.of(self.codes, self.count)
             else:

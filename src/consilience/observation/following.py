@@ -177,7 +177,7 @@ class Following:
             return mark.kind
         if id(tensor) in self._constants:
             return SHARED
-        if isinstance(tensor, Parameter):
+        if type(tensor) is not Tensor and isinstance(tensor, Parameter):
             if tensor.requires_grad:
                 self.observation.met_strangers = True
             return SHARED

@@ -319,7 +319,7 @@ WAITING_BYTES = 24 * 2**20
 
 def signs(x: Tensor) -> Tensor:
     """Return the signs as narrow integers; NaN has none."""
-    return (x > 0).view(torch.int8) - (x < 0).view(torch.int8)
+    return x.sign().nan_to_num_(0.0).to(torch.int8)
 
 
 def integer_product(left: Tensor, right: Tensor, dtype: torch.dtype) -> Tensor:

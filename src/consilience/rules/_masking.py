@@ -23,7 +23,7 @@ def keep_where(gradient: Tensor, score: Tensor, least: int) -> Tensor:
     return kept.to(gradient.dtype)
 
 
-TILE = 2**15
+TILE = 2**16
 """How many components are compared at a time, so that their scores stay in cache."""
 
 
