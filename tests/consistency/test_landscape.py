@@ -158,6 +158,9 @@ def test_rows_of_one_environment_alone():
         score.matrix, inconsistency(losses, model, dense=True, **options).matrix
     )
     assert score.matrix[1, 0] == pytest.approx(0.1)
+    linear = environment_losses(lambda out, _: out.sum(), [flat, curved])
+    assert not Landscape(linear, model).gauss_newton_rows(1, torch.ones(300).double()).any()
+    assert not Landscape(linear, model).gauss_newton_product(1, *torch.ones(2, 300).double()).any()
     losses = environment_losses(lambda out, _: -out.square().mean(), [flat, curved])
     with pytest.raises(ValueError, match=r"convex in the model's output.*environment 0.*'hessian'"):
         inconsistency(losses, model, **options)

@@ -228,7 +228,7 @@ class Landscape:
                 (pulled,) = torch.autograd.grad(output, leaf, dual, create_graph=True)
                 (pushed,) = torch.autograd.grad(pulled, dual, vector, retain_graph=True)
                 (slope,) = torch.autograd.grad(value, top, create_graph=True)
-                (curved,) = torch.autograd.grad(slope, top, pushed)
+                curved = _pull(slope, top, pushed)
                 (found,) = torch.autograd.grad(output, leaf, curved)
                 product += found
         return product
@@ -243,11 +243,9 @@ class Landscape:
             leaf = point.detach().requires_grad_()
             for value, top, output in self._tops(e, leaf):
                 (slope,) = torch.autograd.grad(value, top, create_graph=True)
+                eye = torch.eye(top.numel()).to(top)
                 curvature = torch.stack(
-                    [
-                        torch.autograd.grad(one, top, retain_graph=True)[0].flatten()
-                        for one in slope.flatten()
-                    ]
+                    [_pull(slope, top, row.view_as(top)).flatten() for row in eye]
                 ).double()
                 values, vectors = torch.linalg.eigh((curvature + curvature.mT) / 2)
                 rounding = 1e3 * torch.finfo(output.dtype).eps * float(values.abs().amax())
@@ -363,6 +361,14 @@ def _flatten(named: Mapping[str, Tensor]) -> Tensor:
         raise ValueError(f"Parameters should live on one device. Found them on {devices}.")
     dtype = max((p.dtype for p in named.values()), key=lambda dtype: dtype.itemsize)
     return torch.cat([p.detach().reshape(-1).to(dtype) for p in named.values()])
+
+
+def _pull(slope: Tensor, top: Tensor, vector: Tensor) -> Tensor:
+    """Return the second derivative that `slope` is the first of, times a vector."""
+    if not slope.requires_grad:  # the criterion is linear in the output
+        return torch.zeros_like(top)
+    (found,) = torch.autograd.grad(slope, top, vector, retain_graph=True, allow_unused=True)
+    return torch.zeros_like(top) if found is None else found
 
 
 def _to(item: Any, device: torch.device) -> Any:

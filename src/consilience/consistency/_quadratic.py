@@ -331,47 +331,76 @@ class _Rows:
     """
 
     def __init__(self, landscape: Landscape, damping: float) -> None:
-        self._damping = damping
+        self._damping, self._size = damping, landscape.size
         self._rows = [
             landscape.gauss_newton_rows(e, landscape.origin) for e in range(landscape.environments)
         ]
+        self._products: dict[tuple[int, int], Tensor] = {}
 
     def solve(self, e: int, vector: Tensor) -> Tensor:
         """Return the product of the inverse with a vector (Woodbury)."""
-        rows, vector = self._rows[e].double(), vector.double()
-        inner = rows @ rows.T + self._damping * torch.eye(len(rows)).to(rows)
-        within = rows.T @ torch.linalg.solve(inner, rows @ vector)
-        solution: Tensor = (vector - within).to(self._rows[e]) / self._damping
-        return solution
+        inner = self._product(e, e) + self._damping * torch.eye(len(self._rows[e])).to(
+            self._rows[e].device, torch.float64
+        )
+        within = torch.linalg.solve(inner, self._push(e, vector))
+        solution: Tensor = (vector.double() - self._pull([e], within)) / self._damping
+        return solution.to(vector)
 
     def bend(self, e: int, vector: Tensor) -> float:
         """Return the curvature along a vector."""
-        vector = vector.double()
-        pushed = self._rows[e].double() @ vector
+        pushed, vector = self._push(e, vector), vector.double()
         return float(pushed @ pushed + self._damping * vector @ vector)
 
     def span(self, e: int, other: int) -> Span:
         """Return the range of eigenvalues of a pair."""
-        first = self._rows[e]
-        both = torch.cat([first, self._rows[other]]).double()
-        values, vectors = torch.linalg.eigh(both @ both.T)
+        pair, split = [e, other], len(self._rows[e])
+        gram = torch.cat([torch.cat([self._product(a, b) for b in pair], 1) for a in pair])
+        values, vectors = torch.linalg.eigh(gram)
         seen = values > 1e-12 * float(values.amax() if len(values) else 0.0)
-        # The rows in an orthonormal basis of their span, and that basis.
+        # The rows in an orthonormal basis of their span, and what makes that basis of the rows.
         inside = vectors[:, seen] * values[seen].sqrt()
-        basis = both.T @ (vectors[:, seen] / values[seen].sqrt())
-        size, rank = basis.shape
+        basis = vectors[:, seen] / values[seen].sqrt()
+        rank = inside.shape[1]
         ends = []
         if rank:
             eye = self._damping * torch.eye(rank).to(inside)
-            split = len(first)
             below, above = (part.T @ part + eye for part in (inside[:split], inside[split:]))
             found = _dense_span(below, above)
-            ends = [(found.low, basis @ found.low_at), (found.high, basis @ found.high_at)]
-        if rank < size:  # outside of the span both are the damping alone
-            anywhere = torch.ones(size).to(basis)
-            ends.append((1.0, anywhere - basis @ (basis.T @ anywhere)))
+            ends = [
+                (value, self._pull(pair, basis @ at))
+                for value, at in ((found.low, found.low_at), (found.high, found.high_at))
+            ]
+        if rank < self._size:  # outside of the span both are the damping alone
+            anywhere = torch.ones(self._size).to(gram)
+            pushed = torch.cat([self._push(environment, anywhere) for environment in pair])
+            ends.append((1.0, anywhere - self._pull(pair, basis @ (basis.T @ pushed))))
         low, high = (pick(ends, key=lambda end: end[0]) for pick in (min, max))
-        return Span(low[0], high[0], low[1].to(first), high[1].to(first))
+        kind = self._rows[e]
+        return Span(low[0], high[0], low[1].to(kind), high[1].to(kind))
+
+    def _product(self, e: int, other: int) -> Tensor:
+        """Return the products of all rows of two environments, in float64."""
+        if (other, e) in self._products:
+            return self._products[other, e].T
+        if (e, other) not in self._products:
+            blocks = zip(*(torch.split(self._rows[i], 16384, 1) for i in (e, other)), strict=True)
+            self._products[e, other] = torch.stack(
+                [first.double() @ second.double().T for first, second in blocks]
+            ).sum(0)
+        return self._products[e, other]
+
+    def _push(self, e: int, vector: Tensor) -> Tensor:
+        """Return the products of an environment's rows with a vector, in float64."""
+        return (self._rows[e] @ vector.to(self._rows[e])).double()
+
+    def _pull(self, environments: Sequence[int], weights: Tensor) -> Tensor:
+        """Return a weighted sum of the rows of environments, in float64."""
+        parts = torch.split(weights, [len(self._rows[e]) for e in environments])
+        sums = [
+            part.to(self._rows[e]) @ self._rows[e]
+            for e, part in zip(environments, parts, strict=True)
+        ]
+        return torch.stack(sums).sum(0).double()
 
 
 class _Pencil:

@@ -76,10 +76,10 @@ def family(group: Group) -> str | None:
     return f"ERM, {on[0]}" if on else "ERM"
 
 
-def choose(runs: Path) -> dict[str, Group]:
+def choose(runs: Path, names: Sequence[str] = tuple(FAMILIES)) -> dict[str, Group]:
     """Return the finished runs of each family, the most seeds first, then the best on test.
 
-    Says which command makes the families that are missing.
+    Says which command makes the families that are missing, of those that are asked for.
 
     Raises:
         LabError: Where there is none at all.
@@ -89,8 +89,8 @@ def choose(runs: Path) -> dict[str, Group]:
         name = family(group)
         if name is not None and group.counted:
             found.setdefault(name, []).append(group)
-    chosen = {name: max(found[name], key=_rank) for name in FAMILIES if name in found}
-    missing = [command(flags, runs) for name, flags in FAMILIES.items() if name not in found]
+    chosen = {name: max(found[name], key=_rank) for name in names if name in found}
+    missing = [command(FAMILIES[name], runs) for name in names if name not in found]
     if not chosen:
         raise LabError(_say(f"There is no finished run on the preset's data in `{runs}`.", missing))
     if missing:
