@@ -95,12 +95,23 @@ def test_an_infinite_score_makes_the_mean_infinite_and_the_interval_nothing():
 
 
 def test_bad_input():
-    with pytest.raises(ValueError, match=r"`n` should be 2 or more.*1"):
+    with pytest.raises(ValueError, match=r"`n` should be a whole number, 2 or more.*1"):
         ilc(fixed, initial, 0.1, 1, **OPTIONS)
     with pytest.raises(ValueError, match=r"`confidence` should lie between 0 and 1.*1.5"):
         ilc(fixed, initial, 0.1, 2, confidence=1.5, **OPTIONS)
     with pytest.raises(ValueError, match=r"`epsilon` should be positive"):
         ilc(fixed, initial, -0.1, 2, **OPTIONS)
+
+
+def test_all_is_checked_before_the_first_training():
+    def never(start):
+        raise AssertionError
+
+    for wrong in ({"method": "best"}, {"against": "all"}, {"tolerance": -1.0}, {"stats": 1}):
+        with pytest.raises((ValueError, TypeError), match=r"should be|takes the options"):
+            ilc(never, initial, 0.1, 2, **{**OPTIONS, **wrong})
+    with pytest.raises(ValueError, match=r"`epsilon` should be positive"):
+        ilc(never, initial, -0.1, 2, **OPTIONS)
 
 
 def test_progress(capsys):

@@ -274,6 +274,19 @@ def test_bad_environments(environments, error, message):
         environment_losses(F.mse_loss, environments)
 
 
+def test_what_is_no_mean_and_what_is_no_module():
+    batches = [data(1), data(2)]
+    for reduction in ("sum", "none"):
+        with pytest.raises(ValueError, match=f"mean over rows.*'{reduction}'"):
+            environment_losses(nn.CrossEntropyLoss(reduction=reduction), batches)
+    with pytest.raises(ValueError, match="an entry or more"):
+        environment_losses(F.cross_entropy, [])
+    losses = environment_losses(nn.CrossEntropyLoss(), {"a": batches[0], "b": batches[1]})
+    assert [loss.rows for loss in losses] == [12, 12]
+    with pytest.raises(TypeError, match=r"functions of a module.*`Tensor`"):
+        inconsistency(losses, torch.zeros(3), epsilon=0.1)
+
+
 def test_gauss_newton_asks_for_the_models_output():
     losses = [lambda p: p.square().sum()] * 2
     with pytest.raises(TypeError, match="environment_losses"):

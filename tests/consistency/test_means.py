@@ -175,6 +175,13 @@ def test_bad_hessians(function, hessians, message):
         function(hessians)
 
 
+@pytest.mark.parametrize("function", [arithmetic_mean, geometric_mean, log_determinant_ratio])
+def test_hessians_in_a_list_and_in_half_precision(function):
+    with pytest.raises(TypeError, match=r"should be a tensor.*torch.stack.*`list`"):
+        function([torch.eye(2), torch.eye(2)])
+    function(torch.eye(2, dtype=torch.float16).repeat(2, 1, 1))
+
+
 def test_a_singular_matrix_has_no_geometric_mean():
     with pytest.raises(ValueError, match=r"positive definite.*environment 1.*damping"):
         geometric_mean(torch.stack([torch.eye(2), torch.ones(2, 2)]))

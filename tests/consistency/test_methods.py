@@ -206,6 +206,40 @@ def test_a_witness_of_another_loss_does_not_hold():
     assert not check_witness(flatter, zeros(2), score).holds  # stays inside, falls short
 
 
+def test_a_witness_through_what_is_no_number_does_not_hold():
+    losses = losses_of(definite(0, 2, 2, 10.0))
+    score = inconsistency(losses, zeros(2), epsilon=0.1, method="search", starts=1)
+    end = score.witness.path[-1]
+
+    def holed(point):
+        inside = losses[score.pair[0]](point)
+        middle = 0.1 < (point @ end) / (end @ end) < 0.9
+        return inside * math.nan if middle else inside
+
+    with_hole = list(losses)
+    with_hole[score.pair[0]] = holed
+    check = check_witness(with_hole, zeros(2), score)
+    assert not check.holds
+    assert check.excess == math.inf
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_a_damping_below_the_rounding_still_makes_flat_directions_finite(dtype):
+    """A damping of 1e-5 of the curvature is less than the rounding of 50 parameters in float32."""
+    generator = torch.Generator().manual_seed(0)
+    rotation, _ = torch.linalg.qr(torch.randn(50, 50, generator=generator, dtype=torch.float64))
+    steep = torch.logspace(0, -9, 50, dtype=torch.float64)
+    whole = torch.stack([(rotation * c) @ rotation.T for c in (steep, steep.flip(0))]).to(dtype)
+    whole = (whole + whole.mT) / 2
+    exact = (1 + 1e-5) / (1e-9 + 1e-5)
+    score = quadratic_inconsistency(whole, 1.0, damping=1e-5)
+    assert float(score) == pytest.approx(exact, rel=1e-6 if dtype is torch.float64 else 0.05)
+    model = {"w": torch.zeros(50, dtype=dtype)}
+    losses = [lambda p, h=h: p["w"] @ h @ p["w"] / 2 for h in whole]
+    found = inconsistency(losses, model, epsilon=1.0, damping=1e-5)
+    torch.testing.assert_close(found.matrix, score.matrix, rtol=0.01, atol=0.0)
+
+
 def test_a_grid_that_cannot_hold_the_region_says_so():
     losses = [lambda p: p[0].square(), lambda p: p.square().sum()]
     score = inconsistency(losses, zeros(2), epsilon=0.1, method="grid", points=101)

@@ -81,13 +81,34 @@ def test_known_rates():
 
 @pytest.mark.parametrize("function", [expected_norm, norm_bound, simulate_norm])
 def test_bad_input(function):
-    with pytest.raises(ValueError, match=r"`voters` should be 1 or more.*0"):
+    with pytest.raises(ValueError, match=r"`voters` should be a whole number, 1 or more.*0"):
         function(0, 0.5)
     with pytest.raises(ValueError, match=r"`threshold` should lie in \[0, 1\].*1.5"):
         function(4, 1.5)
 
 
+def test_the_formula_of_many_voters():
+    """Ten thousand voters, against the sum in plain integers at a thousand."""
+    voters, threshold = 1000, 0.05
+    total = 0.0
+    for positive in range(voters + 1):
+        votes = 2 * positive - voters
+        if abs(votes) >= 50:
+            square = (1 - 2 / math.pi) / voters + 2 * votes**2 / (math.pi * voters**2)
+            total += math.comb(voters, positive) / 2**voters * square
+    assert expected_norm(voters, threshold) == pytest.approx(total, rel=1e-12)
+    assert expected_norm(10_000, 0.0) == pytest.approx(1e-4, rel=1e-12)
+    assert 0 < expected_norm(10_000, 0.2) < 1e-80
+
+
 def test_other_bad_input():
+    for function in (expected_norm, norm_bound, simulate_norm):
+        with pytest.raises(ValueError, match=r"`size` should be 1 or more.*-1"):
+            function(4, 0.5, size=-1)
+        with pytest.raises(ValueError, match=r"`deviation` should be 0 or more.*nan"):
+            function(4, 0.5, deviation=math.nan)
+        with pytest.raises(ValueError, match=r"`voters` should be a whole number.*2.5"):
+            function(2.5, 0.5)
     with pytest.raises(ValueError, match=r"`draws` should be 2 or more.*1"):
         simulate_norm(4, 0.5, draws=1)
     with pytest.raises(ValueError, match=r"`form` should be.*'exact'"):

@@ -137,6 +137,49 @@ def test_bad_losses(method, losses, error, message):
         inconsistency(losses, ZERO, epsilon=0.1, method=method)
 
 
+@pytest.mark.parametrize("method", ["quadratic", "search"])
+@pytest.mark.parametrize(
+    "loss", [lambda p: square(p.detach()), lambda p: torch.tensor(square(p).item())]
+)
+def test_a_loss_without_a_gradient_is_refused(method, loss):
+    """It would pass for one that nothing changes, and the score be nonsense."""
+    with pytest.raises(ValueError, match=r"differentiable.*environment 1.*another copy"):
+        inconsistency([square, loss], ZERO, epsilon=0.1, method=method)
+    assert inconsistency([square, loss], ZERO, epsilon=0.1, method="grid") > 0.09
+
+
+def test_losses_as_a_function_and_pairs_that_are_none():
+    with pytest.raises(TypeError, match="callables of the parameters, one per environment"):
+        inconsistency(square, ZERO, epsilon=0.1)
+    for pairs in ([], [0, 1], [(0, 2)], [(0.5, 1)], [(-1, 0)]):
+        with pytest.raises(ValueError, match=r"`pairs` should be pairs \(e, e'\)"):
+            inconsistency(LOSSES, ZERO, epsilon=0.1, pairs=pairs)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"damping": -1.0},
+        {"curvature": "fisher"},
+        {"method": "search", "starts": 1.5},
+        {"method": "search", "radius": 0.0},
+        {"method": "grid", "width": [1.0, 2.0, 3.0]},
+        {"method": "grid", "width": -1.0},
+        {"method": "grid", "points": 4},
+    ],
+)
+def test_options_are_checked_before_any_descent(options):
+    calls = []
+
+    def counted(p):
+        calls.append(0)
+        return square(p)
+
+    with pytest.raises(ValueError, match="should be"):
+        inconsistency([counted, counted], ZERO + 1, epsilon=0.1, **options)
+    assert len(calls) <= 4  # each loss twice: is it a number, and the same one each time
+
+
 def test_dropout_belongs_in_eval_mode():
     model = nn.Sequential(nn.Dropout(0.5), nn.Linear(50, 1))
     losses = [lambda m: m(torch.ones(3, 50)).square().mean()] * 2
@@ -176,8 +219,16 @@ def test_bad_parameters(parameters, error, message):
         ({"method": "grid", "points": 4}, ValueError, "`points` should be 5 or more"),
         ({"method": "grid", "width": 0}, ValueError, "`width` should be positive"),
         ({"method": "grid", "points": 10**6}, MemoryError, r"1000000\^2 nodes.*points="),
-        ({"method": "search", "starts": 0}, ValueError, "`starts` should be 1 or more"),
-        ({"method": "search", "checks": 0}, ValueError, "`checks` should be 1 or more"),
+        (
+            {"method": "search", "starts": 0},
+            ValueError,
+            "`starts` should be a whole number, 1 or more",
+        ),
+        (
+            {"method": "search", "checks": 0},
+            ValueError,
+            "`checks` should be a whole number, 1 or more",
+        ),
         ({"method": "search", "radius": 0}, ValueError, "`radius` should be positive"),
     ],
 )

@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from consilience.consistency._extra import scipy
+from consilience.consistency._minimum import check_minimum
 from consilience.consistency._progress import Progress
 from consilience.consistency._question import Question
 from consilience.consistency._result import Inconsistency, Witness, largest
@@ -96,6 +97,8 @@ def grid(
         memory: How many bytes the work may take; by default half of what is free.
     """
     points = check_grid(question.landscape.size, points, memory)
+    half = None if width is None else _half_width(question.landscape.size, width)
+    check_minimum(question)
     matrix = torch.full((len(question.heights),) * 2, math.nan, dtype=torch.float64)
     upper = matrix.clone()
     best: tuple[float, Region, NDArray[Any]] | None = None
@@ -103,7 +106,7 @@ def grid(
     environments = sorted({e for e, _ in question.pairs})
     line = Progress("environments", len(environments), shown=question.progress)
     for e in environments:
-        region = find_region(question, e, points, width)
+        region = find_region(question, e, points, half)
         if region.open:
             doubts.append(f"that of environment {e} goes on beyond the edge of the grid")
         if region.thin:
@@ -195,15 +198,20 @@ def check_grid(size: int, points: int | None, memory: float | None) -> int:
     return points
 
 
-def find_region(
-    question: Question, e: int, points: int, width: float | Sequence[float] | None = None
-) -> Region:
+def _half_width(size: int, width: float | Sequence[float]) -> Floats:
+    half = np.asarray(width, np.float64)
+    if half.shape not in ((), (size,)) or not ((half > 0) & np.isfinite(half)).all():
+        raise ValueError(
+            f"Parameter `width` should be positive: one number, or one for each of {size} axes. "
+            f"Found `width = {width}`."
+        )
+    return np.broadcast_to(half, (size,))
+
+
+def find_region(question: Question, e: int, points: int, half: Floats | None = None) -> Region:
     """Find environment ``e``'s region on a grid that fits it, or on the box that is given."""
     origin, size = question.landscape.origin, question.landscape.size
-    if width is not None:
-        half = np.broadcast_to(np.asarray(width, np.float64), (size,))
-        if not ((half > 0) & np.isfinite(half)).all():
-            raise ValueError(f"Parameter `width` should be positive. Found `width = {width}`.")
+    if half is not None:
         low, high = half.copy(), half.copy()
         fitted = True
     else:
@@ -232,7 +240,7 @@ def find_region(
         within = _sublevel(question, e, box)
         inside = _component(within, box.below)
         left, right = _edges(inside)
-        grow = (left | right) & (width is None) & (np.maximum(low, high) < limit)
+        grow = (left | right) & (half is None) & (np.maximum(low, high) < limit)
         if not grow.any():
             halved = np.zeros_like(inside)
             every = tuple(slice(below % 2, None, 2) for below in box.below)

@@ -15,7 +15,7 @@ from consilience.consistency._extra import scipy
 from consilience.consistency._landscape import Parameters
 from consilience.consistency._progress import Progress
 from consilience.consistency._result import Inconsistency
-from consilience.consistency._score import inconsistency
+from consilience.consistency._score import check_options, inconsistency
 
 __all__ = ["ILC", "Difference", "ilc"]
 
@@ -149,13 +149,24 @@ def ilc(
         >>> found.interval[0] <= found <= found.interval[1]
         True
     """
-    if n < 2:
-        raise ValueError(f"Parameter `n` should be 2 or more, for an interval. Found `n = {n}`.")
+    if n < 2 or n != int(n):
+        raise ValueError(
+            f"Parameter `n` should be a whole number, 2 or more, for an interval. Found `n = {n}`."
+        )
     if not 0 < confidence < 1:
         raise ValueError(
             f"Parameter `confidence` should lie between 0 and 1. Found `confidence = {confidence}`."
         )
-    scipy("stats")  # before the work, not after it
+    # Before the work, not after it.
+    scipy("stats")
+    own = ("method", "against", "tolerance", "pairs")
+    check_options(
+        epsilon,
+        options.get("method", "quadratic"),
+        options.get("against", "minimum"),
+        options.get("tolerance", 0.0),
+        {name: value for name, value in options.items() if name not in own},
+    )
     line = Progress("runs", n, shown=progress)
     scores = []
     for run in range(n):

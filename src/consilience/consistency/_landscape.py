@@ -41,6 +41,11 @@ class EnvironmentLoss:
 
     def outputs(self, model: nn.Module) -> Iterator[tuple[float, Any, Any]]:
         """Yield, batch by batch, its share of the rows, the model's output and the targets."""
+        if not isinstance(model, nn.Module):
+            raise TypeError(
+                "Losses made by `environment_losses` are functions of a module; give the module as "
+                f"`parameters`. Found `{type(model).__name__}`."
+            )
         device = next(model.parameters()).device
         for batch in self._pairs():
             inputs, targets = _to(batch, device)
@@ -70,9 +75,10 @@ def environment_losses(
     Args:
         criterion: A function of the model's output and the targets, that is a *mean* over rows,
             such as `torch.nn.functional.cross_entropy`.
-        environments: One entry per environment: a tuple ``(inputs, targets)``, or anything that
-            yields such pairs anew each time it is iterated, such as a `DataLoader`. Inputs that
-            are themselves a tuple or a mapping become the model's arguments.
+        environments: One entry per environment, in a list or by name: a tuple ``(inputs,
+            targets)``, or anything that yields such pairs anew each time it is iterated, such as a
+            `DataLoader`. Inputs that are themselves a tuple or a mapping become the model's
+            arguments.
 
     Returns:
         One function of the model per environment, for :func:`inconsistency`. Beyond what a
@@ -86,7 +92,16 @@ def environment_losses(
         >>> losses[1].rows, torch.equal(losses[1](model), model.bias.square().squeeze())
         (5, True)
     """
+    if (reduction := getattr(criterion, "reduction", "mean")) != "mean":
+        raise ValueError(
+            "Parameter `criterion` should be a mean over rows. "
+            f"Found `criterion.reduction = {reduction!r}`."
+        )
+    if isinstance(environments, Mapping):  # loaders by name
+        environments = environments.values()
     environments = list(environments)
+    if not environments:
+        raise ValueError("Parameter `environments` should have an entry or more. Found none.")
     for e, batches in enumerate(environments):
         if isinstance(batches, tuple):
             if len(batches) != 2:
@@ -128,7 +143,7 @@ class Landscape:
     """
 
     def __init__(self, losses: Sequence[Callable[[Any], Tensor]], parameters: Parameters) -> None:
-        self._losses = list(losses)
+        self._losses = list(losses) if isinstance(losses, Iterable) else []
         if len(self._losses) == 0 or not all(callable(loss) for loss in self._losses):
             raise TypeError(
                 "Parameter `losses` should be callables of the parameters, one per environment. "

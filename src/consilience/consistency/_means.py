@@ -154,17 +154,32 @@ def determinant_bound(
 
 def check_epsilon(epsilon: float) -> None:
     """Raise unless epsilon is a positive number."""
-    if not (epsilon > 0 and math.isfinite(epsilon)):
+    try:
+        fit = epsilon > 0 and math.isfinite(epsilon)
+    except TypeError:
+        fit = False
+    if not fit:
         raise ValueError(
-            f"Parameter `epsilon` should be positive and finite. Found `epsilon = {epsilon}`."
+            f"Parameter `epsilon` should be positive and finite. Found `epsilon = {epsilon!r}`."
+        )
+
+
+def check_is_tensor(hessians: Tensor) -> None:
+    """Raise unless Hessians came stacked in a tensor."""
+    if not isinstance(hessians, Tensor):
+        raise TypeError(
+            "Parameter `hessians` should be a tensor, with environments stacked along its first "
+            f"axis (`torch.stack`, `torch.as_tensor`). Found `{type(hessians).__name__}`."
         )
 
 
 def check_hessians(hessians: Tensor) -> Tensor:
     """Return Hessians as floating point, or raise: shape, finiteness, symmetry, semidefiniteness.
 
-    What rounding leaves below zero is cut off on diagonals; matrices stay as they are.
+    What rounding leaves below zero is cut off on diagonals; matrices stay as they are. Half
+    precision becomes single.
     """
+    check_is_tensor(hessians)
     shape = list(hessians.shape)
     square = hessians.dim() == 3 and shape[1] == shape[2]
     if not (square or hessians.dim() == 2) or 0 in shape:
@@ -174,6 +189,8 @@ def check_hessians(hessians: Tensor) -> Tensor:
         )
     if not hessians.is_floating_point():
         hessians = hessians.to(torch.get_default_dtype())
+    if hessians.dtype.itemsize < 4:
+        hessians = hessians.float()
     if not hessians.isfinite().all():
         raise ValueError("Parameter `hessians` should be finite. Found NaN or infinity in it.")
     if hessians.dim() == 2:

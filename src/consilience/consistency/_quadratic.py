@@ -21,7 +21,8 @@ from torch import Tensor
 
 from consilience.consistency._extra import scipy
 from consilience.consistency._landscape import Landscape
-from consilience.consistency._means import check_epsilon, check_hessians
+from consilience.consistency._means import check_epsilon, check_hessians, check_is_tensor
+from consilience.consistency._minimum import check_minimum
 from consilience.consistency._progress import Progress
 from consilience.consistency._question import Question
 from consilience.consistency._result import Against, Inconsistency, Witness, check_against
@@ -80,9 +81,9 @@ def quadratic_inconsistency(
                 [0.2000, 0.1000]], dtype=torch.float64)
     """
     check_epsilon(epsilon)
-    if not (damping >= 0 and math.isfinite(damping)):
-        raise ValueError(f"Parameter `damping` should be 0 or more. Found `damping = {damping}`.")
+    _check_damping(damping)
     check_against(against)
+    check_is_tensor(hessians)
     diagonal = hessians.dim() == 2
     if not hessians.is_floating_point():
         hessians = hessians.to(torch.get_default_dtype())
@@ -92,6 +93,8 @@ def quadratic_inconsistency(
     hessians = check_hessians(hessians)
     count = len(hessians)
     heights = [0.0] * count if values is None else [float(value) for value in values]
+    if not all(map(math.isfinite, heights)):
+        raise ValueError(f"Parameter `values` should be finite. Found `values = {values}`.")
     if len(heights) != count:
         raise ValueError(
             "Parameter `values` should have one loss per environment. Found "
@@ -110,7 +113,7 @@ def quadratic_inconsistency(
     )
     everything = [(e, other) for e in range(count) for other in range(count)]
     question = Question(landscape, heights, epsilon, against, everything, math.inf, progress=False)
-    measure = _diagonal_span if diagonal else _dense_span
+    measure = _diagonal_span if diagonal else partial(_dense_span, damping=damping)
     return _score(
         question,
         lambda e, other: measure(hessians[e], hessians[other]),
@@ -150,34 +153,35 @@ def quadratic(
             "Parameter `curvature` should be 'hessian' or 'gauss-newton'. "
             f"Found `curvature = {curvature!r}`."
         )
-    if not (damping >= 0 and math.isfinite(damping)):
-        raise ValueError(f"Parameter `damping` should be 0 or more. Found `damping = {damping}`.")
+    _check_damping(damping)
     landscape = question.landscape
     origin, size = landscape.origin, landscape.size
+    whole = size <= DENSE_UP_TO if dense is None else dense
+    if not whole and damping <= 0:
+        raise ValueError(
+            f"Parameter `damping` should be positive for {size} parameters: among that many some "
+            "direction is flat for one environment and not for another, and the score infinite. "
+            f"Found `damping = {damping}`. Use `dense=True` to see for yourself."
+        )
+    check_minimum(question)
     product = (
         landscape.hessian_product if curvature == "hessian" else landscape.gauss_newton_product
     )
     of = "Hessians" if curvature == "hessian" else "Gauss-Newton matrices"
     damped = f", damping {damping:g}" if damping else ""
-    if size <= DENSE_UP_TO if dense is None else dense:
+    if whole:
         eye = torch.eye(size).to(origin)
         found = [
             torch.stack([product(e, origin, row) for row in eye])
             for e in range(landscape.environments)
         ]
         hessians = check_hessians(torch.stack([(h + h.mT) / 2 + damping * eye for h in found]))
-        _check_slopes(question, lambda e, slope: _dense_solve(hessians[e], slope))
+        _check_slopes(question, lambda e, slope: _dense_solve(hessians[e], slope, damping))
         return _score(
             question,
-            lambda e, other: _dense_span(hessians[e], hessians[other]),
+            lambda e, other: _dense_span(hessians[e], hessians[other], damping),
             lambda e, v: float(v @ hessians[e] @ v),
             f"exact for the quadratic model from whole {of}{damped}",
-        )
-    if damping <= 0:
-        raise ValueError(
-            f"Parameter `damping` should be positive for {size} parameters: among that many some "
-            "direction is flat for one environment and not for another, and the score infinite. "
-            f"Found `damping = {damping}`. Use `dense=True` to see for yourself."
         )
     if curvature == "gauss-newton" and dense is None and _rows_fit(landscape):
         rows = _Rows(landscape, damping)
@@ -257,10 +261,13 @@ def _diagonal_span(below: Tensor, above: Tensor) -> Span:
     )
 
 
-def _dense_span(below: Tensor, above: Tensor) -> Span:
-    """Return the range of generalised eigenvalues of ``above v = lambda below v``."""
+def _dense_span(below: Tensor, above: Tensor, damping: float = 0.0) -> Span:
+    """Return the range of generalised eigenvalues of ``above v = lambda below v``.
+
+    With a damping in both, no direction is flat, however small it is against the rounding.
+    """
     values, vectors = torch.linalg.eigh(below)
-    seen = values > 10 * len(values) * torch.finfo(values.dtype).eps * values.abs().amax()
+    values, seen = _without_rounding(values, damping)
     flat = vectors[:, ~seen]
     if flat.shape[1]:
         bends, ways = torch.linalg.eigh(flat.T @ above @ flat)
@@ -282,10 +289,17 @@ def _dense_span(below: Tensor, above: Tensor) -> Span:
     )
 
 
-def _dense_solve(hessian: Tensor, slope: Tensor) -> Tensor | None:
+def _without_rounding(values: Tensor, damping: float) -> tuple[Tensor, Tensor]:
+    """Return eigenvalues freed from rounding as far as possible, and which are not flat."""
+    if damping:
+        return values.clamp_min(damping), torch.ones_like(values, dtype=torch.bool)
+    return values, values > 10 * len(values) * torch.finfo(values.dtype).eps * values.abs().amax()
+
+
+def _dense_solve(hessian: Tensor, slope: Tensor, damping: float) -> Tensor | None:
     """Solve a semidefinite system; None where the slope points into a flat direction."""
     values, vectors = torch.linalg.eigh(hessian)
-    seen = values > 10 * len(values) * torch.finfo(values.dtype).eps * values.abs().amax()
+    values, seen = _without_rounding(values, damping)
     parts = vectors.T @ slope
     if float(parts[~seen].norm()) > 1e-6 * max(1.0, float(slope.norm())):
         return None
@@ -310,6 +324,11 @@ def _check_slopes(question: Question, solve: Callable[[int, Tensor], Tensor | No
                 f"is {float(slope.norm()):.3g}). Use `method='search'`, which needs no common "
                 "minimum, or raise `tolerance`."
             )
+
+
+def _check_damping(damping: float) -> None:
+    if not (damping >= 0 and math.isfinite(damping)):
+        raise ValueError(f"Parameter `damping` should be 0 or more. Found `damping = {damping}`.")
 
 
 def _rows_fit(landscape: Landscape) -> bool:
@@ -365,7 +384,7 @@ class _Rows:
         if rank:
             eye = self._damping * torch.eye(rank).to(inside)
             below, above = (part.T @ part + eye for part in (inside[:split], inside[split:]))
-            found = _dense_span(below, above)
+            found = _dense_span(below, above, self._damping)
             ends = [
                 (value, self._pull(pair, basis @ at))
                 for value, at in ((found.low, found.low_at), (found.high, found.high_at))

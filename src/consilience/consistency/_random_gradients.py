@@ -45,12 +45,15 @@ def expected_norm(voters: int, threshold: float, *, size: int = 1, deviation: fl
         0.0038
     """
     quorum = _quorum(voters, threshold)
-    total = 0.0
-    for positive in range(voters + 1):
+    _check_scale(size, deviation)
+    least = (voters + quorum + 1) // 2  # the least number of positive signs that is enough
+    total, ways, all_ways = 0.0, math.comb(voters, least), 2**voters
+    for positive in range(least, voters + 1):
         votes = 2 * positive - voters
-        if abs(votes) >= quorum:
-            square = (1 - 2 / math.pi) / voters + 2 * votes**2 / (math.pi * voters**2)
-            total += math.comb(voters, positive) / 2**voters * square
+        square = (1 - 2 / math.pi) / voters + 2 * votes**2 / (math.pi * voters**2)
+        # As many negative signs are as likely, and another case unless it is a tie.
+        total += (2 if votes else 1) * (ways / all_ways) * square
+        ways = ways * (voters - positive) // (positive + 1)
     return size * deviation**2 * total
 
 
@@ -85,6 +88,7 @@ def norm_bound(
             f"Parameter `form` should be 'corrected' or 'printed'. Found `form = {form!r}`."
         )
     least = (voters + _quorum(voters, threshold) + 1) // 2  # the paper's t, rounded up
+    _check_scale(size, deviation)
     terms = voters - least + (1 if form == "corrected" else 0)
     largest: float = math.comb(voters, least) / 2 ** (voters - 1)
     return size * deviation**2 * terms * largest
@@ -149,6 +153,7 @@ def simulate_norm(
         True
     """
     quorum = _quorum(voters, threshold)
+    _check_scale(size, deviation)
     if draws < 2:
         raise ValueError(f"Parameter `draws` should be 2 or more. Found `draws = {draws}`.")
     if generator is None:
@@ -164,8 +169,19 @@ def simulate_norm(
     return MonteCarlo(float(norms.mean()), float(norms.std() / math.sqrt(draws)), draws)
 
 
+def _check_scale(size: int, deviation: float) -> None:
+    if size < 1:
+        raise ValueError(f"Parameter `size` should be 1 or more. Found `size = {size}`.")
+    if not (deviation >= 0 and math.isfinite(deviation)):
+        raise ValueError(
+            f"Parameter `deviation` should be 0 or more. Found `deviation = {deviation}`."
+        )
+
+
 def _quorum(voters: int, threshold: float) -> int:
     """Return the least absolute sum of signs that keeps a component, of checked arguments."""
-    if voters < 1:
-        raise ValueError(f"Parameter `voters` should be 1 or more. Found `voters = {voters}`.")
+    if voters < 1 or voters != int(voters):
+        raise ValueError(
+            f"Parameter `voters` should be a whole number, 1 or more. Found `voters = {voters}`."
+        )
     return quorum(voters, check_threshold(threshold))

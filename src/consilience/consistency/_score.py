@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -16,7 +16,6 @@ from consilience.consistency._grid import check_grid, grid
 from consilience.consistency._landscape import Landscape, Parameters
 from consilience.consistency._means import check_epsilon
 from consilience.consistency._quadratic import quadratic
-from consilience.consistency._quasi_newton import InverseHessian
 from consilience.consistency._question import Question
 from consilience.consistency._result import Against, Inconsistency, check_against
 from consilience.consistency._search import search
@@ -111,6 +110,20 @@ def inconsistency(
         >>> inconsistency([steep, steep], torch.zeros(2), epsilon=0.1) < 0.1001
         True
     """
+    run = check_options(epsilon, method, against, tolerance, options)
+    landscape = Landscape(losses, parameters)
+    if method == "grid":
+        check_grid(landscape.size, options.get("points"), options.get("memory"))
+    wanted = _check_pairs(pairs, landscape.environments)
+    heights = _check_losses(landscape, differentiable=method != "grid")
+    question = Question(landscape, heights, epsilon, against, wanted, tolerance, progress)
+    return run(question, **options)
+
+
+def check_options(
+    epsilon: float, method: str, against: str, tolerance: float, options: Mapping[str, Any]
+) -> Callable[..., Inconsistency]:
+    """Return the function of a method, once what it is given has been checked."""
     check_epsilon(epsilon)
     check_against(against)
     if method not in _METHODS:
@@ -129,14 +142,7 @@ def inconsistency(
             f"`method={method!r}` takes the options {', '.join(sorted(known))}. "
             f"Found {', '.join(sorted(unknown))}."
         )
-    landscape = Landscape(losses, parameters)
-    if method == "grid":
-        check_grid(landscape.size, options.get("points"), options.get("memory"))
-    heights = _check_losses(landscape)
-    wanted = _check_pairs(pairs, landscape.environments)
-    check_minimum(landscape, heights, tolerance * epsilon)
-    question = Question(landscape, heights, epsilon, against, wanted, tolerance, progress)
-    return run(question, **options)
+    return run
 
 
 @dataclass(frozen=True)
@@ -194,7 +200,8 @@ def check_witness(
         along = first + shares[:, None] * (last - first)
         along[-1] = last
         for point in along:
-            excess = max(excess, abs(landscape.value(e, point) - height) / score.epsilon)
+            inner = abs(landscape.value(e, point) - height) / score.epsilon
+            excess = max(excess, math.inf if math.isnan(inner) else inner)
     base = landscape.value(e, path[-1]) if score.against == "point" else height
     value = abs(landscape.value(other, path[-1]) - base)
     # Room for what rounding does to the losses.
@@ -203,88 +210,22 @@ def check_witness(
     return WitnessCheck(reached and excess <= 1 + slack / score.epsilon, excess, value)
 
 
-def check_minimum(landscape: Landscape, heights: list[float], tolerance: float) -> None:
-    """Raise if the mean loss can fall by more than `tolerance` from theta*, and say how far.
-
-    Descends along paths on which the mean loss never rises, from theta* and from points next to it
-    (at a saddle or a maximum the gradient is zero, too).
-    """
-    if math.isinf(tolerance):
-        return
-    origin = landscape.origin
-    level = sum(heights) / len(heights)
-    generator = torch.Generator().manual_seed(0)
-    nudge = torch.randn(landscape.size, generator=generator, dtype=torch.float64).to(origin)
-    nudge *= 1e-3 * max(1.0, float(origin.norm())) / nudge.norm()
-    for _ in range(40):
-        if _mean(landscape, origin + nudge) - level <= 0.1 * tolerance:
-            break
-        nudge /= 2
-    for start in (origin, origin + nudge, origin - nudge):
-        lower, end = _descend(landscape, start, level - tolerance)
-        if lower < level - tolerance:
-            _, slope = _mean_slope(landscape, origin)
-            raise ValueError(
-                "Parameter `parameters` should be a minimum of the mean loss, up to "
-                f"`tolerance * epsilon` = {tolerance:.3g}. Found a descent from it, on which the "
-                f"mean loss falls from {level:.6g} to {lower:.6g} or below, at a distance of "
-                f"{float((end - origin).norm()):.3g} (the gradient's norm is "
-                f"{float(slope.norm()):.3g}). Train further, or raise `tolerance`."
-            )
-
-
-def _descend(landscape: Landscape, start: Tensor, goal: float) -> tuple[float, Tensor]:
-    """Descend the mean loss by L-BFGS along a path that never rises."""
-    here, geometry = start, InverseHessian()
-    value, slope = _mean_slope(landscape, here)
-    share = 1e-2 * max(1.0, float(start.norm())) / max(1e-30, float(slope.norm()))
-    past = 0
-    for _ in range(40):
-        way = -geometry(slope)
-        fall = float(way @ slope)
-        if not fall < 0:
-            break
-        for _ in range(30):
-            end = here + share * way
-            along = [_mean(landscape, here + part * (end - here)) for part in (0.25, 0.5, 0.75, 1)]
-            levels = [value, *along]
-            if levels[-1] <= value + 1e-4 * share * fall and levels == sorted(levels, reverse=True):
-                break
-            share /= 2
-        else:
-            break
-        new_value, new_slope = _mean_slope(landscape, end)
-        geometry.learn(end - here, new_slope - slope)
-        here, value, slope, share = end, new_value, new_slope, min(1.0, 4 * share)
-        # Once it is clear that this is no minimum, a few steps more show how far it is.
-        past += value < goal
-        if past > 10:
-            break
-    return value, here
-
-
-def _mean(landscape: Landscape, point: Tensor) -> float:
-    count = landscape.environments
-    return sum(landscape.value(e, point) for e in range(count)) / count
-
-
-def _mean_slope(landscape: Landscape, point: Tensor) -> tuple[float, Tensor]:
-    count = landscape.environments
-    found = [landscape.value_and_gradient(e, point) for e in range(count)]
-    slope = torch.stack([gradient for _, gradient in found]).mean(0)
-    return sum(value for value, _ in found) / count, slope
-
-
-def _check_losses(landscape: Landscape) -> list[float]:
+def _check_losses(landscape: Landscape, *, differentiable: bool) -> list[float]:
     """Return the losses at theta*, or raise if they are no fit ones."""
     heights = []
     for e in range(landscape.environments):
-        found = landscape.loss(e, landscape.origin)
+        found = landscape.loss(e, landscape.origin.clone().requires_grad_())
         if not isinstance(found, Tensor) or found.numel() != 1:
             what = list(found.shape) if isinstance(found, Tensor) else type(found).__name__
             raise TypeError(
                 "Each of `losses` should return one number as a tensor. Found "
                 f"{what} from that of environment {e}."
+            )
+        if differentiable and not found.requires_grad:
+            raise ValueError(
+                "Parameter `losses` should be differentiable functions of their argument. Found "
+                f"that of environment {e} without a gradient: does it use another copy of the "
+                "parameters, `detach`, `item` or `no_grad`? `method='grid'` needs no gradient."
             )
         value = float(found.detach())
         if not math.isfinite(value):
@@ -293,7 +234,8 @@ def _check_losses(landscape: Landscape) -> list[float]:
                 f"{value} in environment {e}."
             )
         again = landscape.value(e, landscape.origin)
-        if abs(again - value) > 1e-6 * max(abs(value), abs(again)):
+        rounding = max(1e-6, 100 * torch.finfo(landscape.origin.dtype).eps)
+        if abs(again - value) > rounding * max(abs(value), abs(again)):
             raise ValueError(
                 "Parameter `losses` should give the same number each time. Found "
                 f"{value:.8g} and then {again:.8g} in environment {e}. Put the module into eval "
@@ -314,10 +256,10 @@ def _check_pairs(
     everything = [(e, other) for e in range(environments) for other in range(environments)]
     if pairs is None:
         return everything
-    wanted = [(int(e), int(other)) for e, other in pairs]
-    if not wanted or not set(wanted) <= set(everything):
+    wanted = list(pairs)
+    if not wanted or not all(pair in everything for pair in wanted):
         raise ValueError(
-            f"Parameter `pairs` should be pairs of environments from 0 to {environments - 1}. "
-            f"Found `pairs = {pairs!r}`."
+            "Parameter `pairs` should be pairs (e, e') of environments from 0 to "
+            f"{environments - 1}. Found `pairs = {pairs!r}`."
         )
-    return wanted
+    return [(int(e), int(other)) for e, other in wanted]

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from consilience.consistency._landscape import Landscape
+from consilience.consistency._minimum import check_minimum
 from consilience.consistency._progress import Progress
 from consilience.consistency._quasi_newton import InverseHessian
 from consilience.consistency._question import Question
@@ -41,14 +42,18 @@ def search(
     """
     landscape, pairs = question.landscape, question.pairs
     for name, number in (("starts", starts), ("steps", steps), ("checks", checks)):
-        if number < 1:
-            raise ValueError(f"Parameter `{name}` should be 1 or more. Found `{name} = {number}`.")
+        if number < 1 or number != int(number):
+            raise ValueError(
+                f"Parameter `{name}` should be a whole number, 1 or more. "
+                f"Found `{name} = {number}`."
+            )
     if radius is None:
         radius = 1e3 * max(1.0, float(landscape.origin.norm()))
     if not (radius > 0 and math.isfinite(radius)):
         raise ValueError(
             f"Parameter `radius` should be positive and finite. Found `radius = {radius}`."
         )
+    check_minimum(question)
     generator = torch.Generator().manual_seed(seed)
     matrix = torch.full((landscape.environments,) * 2, math.nan, dtype=torch.float64)
     best: tuple[float, tuple[int, int], list[Tensor]] | None = None

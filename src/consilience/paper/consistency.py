@@ -18,7 +18,6 @@ from torch.func import functional_call
 
 from consilience.consistency import (
     EnvironmentLoss,
-    Inconsistency,
     check_witness,
     environment_losses,
     inconsistency,
@@ -31,16 +30,18 @@ from consilience.paper import _numbers
 from consilience.paper._families import choose
 
 METHODS = ("ERM, L2", "AND-mask", "geometric mean")
-ENVIRONMENTS, ROWS, BATCH = 4, 128, 16
-"""The first four environments; 128 rows of each, and 128 others of each as a control. Batches are
+ENVIRONMENTS, ROWS, BATCH = 4, 64, 16
+"""The first four environments; 64 rows of each, and 64 others of each as a control. Batches are
 small as a row of a Gauss-Newton matrix costs a backward pass through its batch."""
 SHARE = 1e-3
 """The damping, as a share of the largest curvature that an environment has on average."""
 EPSILON = 0.1
 """Of the search. Losses are about 1e-4, and cannot be negative: every solution that fits is within
 epsilon of a minimum, whatever its gradient."""
-RADIUS, STEPS = 0.1, 25
-"""How far the search may go, as a share of the norm of the parameters that vary."""
+RADIUS, STEPS = 0.1, 12
+"""How far the search may go, as a share of the norm of the parameters that vary, and its steps."""
+SEARCHED = 3
+"""How many seeds of a method are searched; it takes longer than the quadratic model."""
 PARTS = ("all layers", "layers after the first")
 
 
@@ -60,7 +61,8 @@ class Score:
         norm: The norm of the parameters.
         score: Between environments: quadratic, Gauss-Newton, in units of epsilon.
         control: The same between two halves of an environment's rows.
-        found: The search's lower bound: the loss of another environment at the witness.
+        found: The search's lower bound: the loss of another environment at the witness. None, as
+            the four below, where it was not searched.
         found_control: The same between two halves of an environment's rows.
         holds: Whether both witnesses passed the check.
         seen: The accuracy at the witness in the environment that does not feel it.
@@ -79,11 +81,11 @@ class Score:
     norm: float
     score: float
     control: float
-    found: float
-    found_control: float
-    holds: bool
-    seen: float
-    felt: float
+    found: float | None
+    found_control: float | None
+    holds: bool | None
+    seen: float | None
+    felt: float | None
     seconds: float
 
 
@@ -108,15 +110,16 @@ def draw(folder: Path, *, quick: bool = False, runs: Path = Path("runs")) -> lis
     """
     scores: list[Score] = []
     for method, group in choose(runs, METHODS).items():
+        searched = 0
         for reading in group.counted[: 1 if quick else None]:
             assert reading.run is not None  # noqa: S101 - counted runs have been opened
             accuracy = reading.last("train_accuracy")
             if not quick and (accuracy is None or accuracy < 0.99):
                 print(f"{method}, seed {reading.run.seed}: left out, no minimum ({accuracy:.1%})")
                 continue
-            scores += measure(reading, method, quick=quick)
-            last = scores[-1]
-            print(f"{method}, seed {last.seed}: {last.seconds:.0f} s a part", flush=True)
+            scores += measure(reading, method, search=searched < SEARCHED, quick=quick)
+            searched += 1
+            print(f"{method}, seed {scores[-1].seed}: {scores[-1].seconds:.0f} s", flush=True)
     print(summary(scores))
     settings = {
         "environments": ENVIRONMENTS,
@@ -131,8 +134,10 @@ def draw(folder: Path, *, quick: bool = False, runs: Path = Path("runs")) -> lis
     return files + _numbers.write(folder, "consistency", settings, [asdict(s) for s in scores])
 
 
-def measure(reading: Reading, method: str, *, quick: bool = False) -> list[Score]:
-    """Return the scores of a run's network, of all its parameters and of those after the first."""
+def measure(
+    reading: Reading, method: str, *, search: bool = True, quick: bool = False
+) -> list[Score]:
+    """Return the scores of a run's network, of all parameters and of those after the first layer."""
     run = reading.run
     assert run is not None  # noqa: S101
     built, data = load(run)
@@ -161,23 +166,7 @@ def measure(reading: Reading, method: str, *, quick: bool = False) -> list[Score
             tolerance=math.inf,
         )
         heights = [float(loss(model).detach()) for loss in losses]
-        searched = [
-            inconsistency(
-                losses,
-                model,
-                epsilon=EPSILON,
-                method="search",
-                pairs=pairs,
-                radius=RADIUS * norm,
-                starts=1,
-                steps=3 if quick else STEPS,
-                tolerance=math.inf,
-            )
-            for pairs in ([(0, 1), (1, 2), (2, 3), (3, 0)], own)
-        ]
-        witness = searched[0].witness
-        assert witness is not None  # noqa: S101 - a search has one
-        seen, felt = (_accuracy(model, witness.parameters, sets[e]) for e in witness.pair)
+        found = _search(sets, model, norm, 3 if quick else STEPS) if search else (None,) * 5
         scores.append(
             Score(
                 method,
@@ -191,15 +180,37 @@ def measure(reading: Reading, method: str, *, quick: bool = False) -> list[Score
                 norm,
                 max(float(quadratic.matrix[pair]) for pair in others),
                 max(float(quadratic.matrix[pair]) for pair in own),
-                float(searched[0]),
-                float(searched[1]),
-                all(_holds(losses, model, score) for score in searched),
-                seen,
-                felt,
+                *found,
                 time.monotonic() - start,
             )
         )
     return scores
+
+
+def _search(
+    sets: Sequence[Rows], model: nn.Module, norm: float, steps: int
+) -> tuple[float, float, bool, float, float]:
+    """Return what searches found, between environments and between halves, and their witnesses."""
+    losses = environment_losses(_criterion, [(rows.x, rows.y) for rows in sets])
+    scores = [
+        inconsistency(
+            losses,
+            model,
+            epsilon=EPSILON,
+            method="search",
+            pairs=pairs,
+            radius=RADIUS * norm,
+            starts=1,
+            steps=steps,
+            tolerance=math.inf,
+        )
+        for pairs in ([(0, 1), (2, 3)], [(0, ENVIRONMENTS), (1, ENVIRONMENTS + 1)])
+    ]
+    witness = scores[0].witness
+    assert witness is not None  # noqa: S101 - a search has one
+    seen, felt = (_accuracy(model, witness.parameters, sets[e]) for e in witness.pair)
+    holds = all(check_witness(losses, model, score, checks=16).holds for score in scores)
+    return float(scores[0]), float(scores[1]), holds, seen, felt
 
 
 def halves(train: Rows, rows: int) -> list[Rows]:
@@ -250,10 +261,6 @@ def _curvatures(losses: Sequence[EnvironmentLoss], model: nn.Module, rows: Rows)
     return [float(value) / large - 1 for value in score.matrix[0, 1:]]
 
 
-def _holds(losses: Sequence[EnvironmentLoss], model: nn.Module, score: Inconsistency) -> bool:
-    return check_witness(losses, model, score, checks=16).holds
-
-
 def _accuracy(model: nn.Module, parameters: dict[str, Tensor], rows: Rows) -> float:
     with torch.no_grad():
         output = functional_call(model, parameters, (rows.x,))
@@ -264,7 +271,7 @@ def _accuracy(model: nn.Module, parameters: dict[str, Tensor], rows: Rows) -> fl
 def summary(scores: Sequence[Score]) -> str:
     """Return median and range over seeds as a table, a line for each method and part."""
     head = ["method", "varied", "seeds", "test", "loss", "gradient", "curvature"]
-    head += ["score", "control", "search", "control", "witnesses"]
+    head += ["score", "control", "search", "control", "accuracy", "elsewhere", "checked"]
     lines = []
     for part in PARTS:
         for method in METHODS:
@@ -292,6 +299,8 @@ def summary(scores: Sequence[Score]) -> str:
 
 
 def _range(values: Sequence[float]) -> str:
+    if not values:
+        return "-"
     return f"{np.median(values):.2g} ({min(values):.2g}-{max(values):.2g})"
 
 
@@ -319,7 +328,11 @@ def _strips(axes: Axes, scores: Sequence[Score], key: str, control: str) -> None
     places, names = [], []
     for p, part in enumerate(PARTS):
         for m, method in enumerate(METHODS):
-            chosen = [s for s in scores if (s.method, s.part) == (method, part)]
+            chosen = [
+                s
+                for s in scores
+                if (s.method, s.part) == (method, part) and getattr(s, key) is not None
+            ]
             place = p * (len(METHODS) + 0.8) + m
             places.append(place)
             names.append(method.replace(" ", "\n", 1))
