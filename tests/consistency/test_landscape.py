@@ -274,6 +274,17 @@ def test_bad_environments(environments, error, message):
         environment_losses(F.mse_loss, environments)
 
 
+def test_a_saturated_softmax_has_rounding_and_no_negative_curvature():
+    model = nn.Linear(3, 2)
+    nn.init.ones_(model.weight)
+    x = 30 * torch.randn(64, 3, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        model.weight[1] -= 2
+    losses = environment_losses(F.cross_entropy, [(x, model(x).argmax(1))] * 2)
+    rows = Landscape(losses, model).gauss_newton_rows(0, flat(model))
+    assert rows.isfinite().all()
+
+
 def test_what_is_no_mean_and_what_is_no_module():
     batches = [data(1), data(2)]
     for reduction in ("sum", "none"):

@@ -263,7 +263,9 @@ class Landscape:
                     [_pull(slope, top, row.view_as(top)).flatten() for row in eye]
                 ).double()
                 values, vectors = torch.linalg.eigh((curvature + curvature.mT) / 2)
-                rounding = 1e3 * torch.finfo(output.dtype).eps * float(values.abs().amax())
+                # Where a softmax is saturated its curvature is a difference of numbers near 1.
+                noise = 1e3 * float(values.abs().amax()) + 10 / len(values)
+                rounding = torch.finfo(output.dtype).eps * noise
                 if float(values[0]) < -rounding:
                     raise ValueError(
                         "Gauss-Newton needs a criterion that is convex in the model's output. "

@@ -7,6 +7,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -61,13 +62,13 @@ class Score:
         norm: The norm of the parameters.
         score: Between environments: quadratic, Gauss-Newton, in units of epsilon.
         control: The same between two halves of an environment's rows.
+        seconds: How long it took.
         found: The search's lower bound: the loss of another environment at the witness. None, as
             the four below, where it was not searched.
         found_control: The same between two halves of an environment's rows.
         holds: Whether both witnesses passed the check.
         seen: The accuracy at the witness in the environment that does not feel it.
         felt: The accuracy at the witness in the other one.
-        seconds: How long it took.
     """
 
     method: str
@@ -81,12 +82,12 @@ class Score:
     norm: float
     score: float
     control: float
-    found: float | None
-    found_control: float | None
-    holds: bool | None
-    seen: float | None
-    felt: float | None
     seconds: float
+    found: float | None = None
+    found_control: float | None = None
+    holds: bool | None = None
+    seen: float | None = None
+    felt: float | None = None
 
 
 def draw(folder: Path, *, quick: bool = False, runs: Path = Path("runs")) -> list[Path]:
@@ -137,7 +138,7 @@ def draw(folder: Path, *, quick: bool = False, runs: Path = Path("runs")) -> lis
 def measure(
     reading: Reading, method: str, *, search: bool = True, quick: bool = False
 ) -> list[Score]:
-    """Return the scores of a run's network, of all parameters and of those after the first layer."""
+    """Return the scores of a run's network: one for all parameters, one without the first layer."""
     run = reading.run
     assert run is not None  # noqa: S101
     built, data = load(run)
@@ -165,32 +166,30 @@ def measure(
             pairs=own + others,
             tolerance=math.inf,
         )
-        heights = [float(loss(model).detach()) for loss in losses]
-        found = _search(sets, model, norm, 3 if quick else STEPS) if search else (None,) * 5
+        heights = [float(loss(model).detach()) for loss in losses[:ENVIRONMENTS]]
+        found = _search(sets, model, norm, 3 if quick else STEPS) if search else {}
         scores.append(
             Score(
-                method,
-                run.seed,
-                part,
-                float(reading.last("test_accuracy") or math.nan),
-                float(np.mean(heights[:ENVIRONMENTS])),
-                max(heights[:ENVIRONMENTS]),
-                gradient,
-                curvature,
-                norm,
-                max(float(quadratic.matrix[pair]) for pair in others),
-                max(float(quadratic.matrix[pair]) for pair in own),
-                *found,
-                time.monotonic() - start,
+                method=method,
+                seed=run.seed,
+                part=part,
+                test_accuracy=float(reading.last("test_accuracy") or math.nan),
+                loss=float(np.mean(heights)),
+                worst_loss=max(heights),
+                gradient=gradient,
+                curvature=curvature,
+                norm=norm,
+                score=max(float(quadratic.matrix[pair]) for pair in others),
+                control=max(float(quadratic.matrix[pair]) for pair in own),
+                **found,
+                seconds=time.monotonic() - start,
             )
         )
     return scores
 
 
-def _search(
-    sets: Sequence[Rows], model: nn.Module, norm: float, steps: int
-) -> tuple[float, float, bool, float, float]:
-    """Return what searches found, between environments and between halves, and their witnesses."""
+def _search(sets: Sequence[Rows], model: nn.Module, norm: float, steps: int) -> dict[str, Any]:
+    """Search between environments and between halves of one, and look at the witness."""
     losses = environment_losses(_criterion, [(rows.x, rows.y) for rows in sets])
     scores = [
         inconsistency(
@@ -210,7 +209,13 @@ def _search(
     assert witness is not None  # noqa: S101 - a search has one
     seen, felt = (_accuracy(model, witness.parameters, sets[e]) for e in witness.pair)
     holds = all(check_witness(losses, model, score, checks=16).holds for score in scores)
-    return float(scores[0]), float(scores[1]), holds, seen, felt
+    return {
+        "found": float(scores[0]),
+        "found_control": float(scores[1]),
+        "holds": holds,
+        "seen": seen,
+        "felt": felt,
+    }
 
 
 def halves(train: Rows, rows: int) -> list[Rows]:
@@ -271,7 +276,7 @@ def _accuracy(model: nn.Module, parameters: dict[str, Tensor], rows: Rows) -> fl
 def summary(scores: Sequence[Score]) -> str:
     """Return median and range over seeds as a table, a line for each method and part."""
     head = ["method", "varied", "seeds", "test", "loss", "gradient", "curvature"]
-    head += ["score", "control", "search", "control", "accuracy", "elsewhere", "checked"]
+    head += ["score", "control", "search", "control", "accuracy", "elsewhere", "holds/not"]
     lines = []
     for part in PARTS:
         for method in METHODS:
@@ -289,10 +294,12 @@ def summary(scores: Sequence[Score]) -> str:
                         for key in ("loss", "gradient", "curvature", "score", "control")
                     ),
                     *(
-                        _range([getattr(s, key) for s in chosen])
-                        for key in ("found", "found_control")
+                        _range([v for s in chosen if (v := getattr(s, key)) is not None])
+                        for key in ("found", "found_control", "seen", "felt")
                     ),
-                    f"{sum(s.holds for s in chosen)} hold",
+                    "/".join(
+                        str([s.holds for s in chosen].count(is_so)) for is_so in (True, False)
+                    ),
                 ]
             )
     return _numbers.table(head, lines)
