@@ -12,7 +12,14 @@ from consilience import cli
 from consilience.lab import settings as lab
 from consilience.lab.errors import LabError
 from consilience.lab.report.readings import groups, read
-from consilience.paper import _families, _numbers, environments, learning_curves, results
+from consilience.paper import (
+    _families,
+    _numbers,
+    consistency,
+    environments,
+    learning_curves,
+    results,
+)
 from made_runs import make_run
 
 PAPER = replace(lab.preset("paper"), epochs=3, hidden_units=4, hidden_layers=1)
@@ -178,3 +185,32 @@ def test_numbers_are_written_as_json_and_csv(tmp_path):
     first, second = _numbers.write(tmp_path / "new", "it", {"seeds": 2}, rows)
     assert json.loads(first.read_text()) == {"settings": {"seeds": 2}, "rows": rows}
     assert second.read_text() == "a,b\n1,\n0.5,x\n"
+
+
+def test_scores_of_trained_networks(tmp_path, capsys):
+    """Of a network whose layers after the first see every environment alike, and of one not so."""
+    settings = replace(PAPER, outputs=1)
+    for method in ("and-mask", "geometric-mean"):
+        make_run(tmp_path, method, settings=settings, train_accuracy=1.0, kept=0.5)
+    make_run(tmp_path, "erm", settings=settings, train_accuracy=1.0, test_accuracy=0.4)
+    files = consistency.draw(tmp_path / "figures", quick=True, runs=tmp_path)
+    assert sorted(path.suffix for path in files) == [".csv", ".json", ".png", ".svg"]
+    rows = rows_of(tmp_path / "figures" / "consistency.csv")
+    assert len(rows) == 6
+    for row in rows:
+        assert float(row["score"]) >= 1
+        assert float(row["control"]) >= 1
+        assert row["holds"] == "True"
+        assert 0 <= float(row["felt"]) <= 1
+    assert "ERM, L2" in capsys.readouterr().out
+
+
+def test_networks_that_do_not_fit_are_left_out(tmp_path, capsys):
+    for seed, accuracy in ((0, 0.7), (1, 0.6)):
+        make_run(tmp_path, "erm", seed=seed, settings=PAPER, train_accuracy=accuracy)
+    with pytest.raises(LabError, match="no network that fits"):
+        consistency.draw(tmp_path / "figures", runs=tmp_path)
+    said = capsys.readouterr().out
+    assert "seed 0: left out, no minimum (70.0%)" in said
+    assert "--method and-mask" in said
+    assert "--method dann" not in said

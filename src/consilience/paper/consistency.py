@@ -24,6 +24,7 @@ from consilience.consistency import (
     inconsistency,
 )
 from consilience.data import Rows
+from consilience.lab.errors import LabError
 from consilience.lab.figures import INK, PALETTE, save, style
 from consilience.lab.report.readings import Reading
 from consilience.lab.synthetic import load
@@ -121,6 +122,8 @@ def draw(folder: Path, *, quick: bool = False, runs: Path = Path("runs")) -> lis
             scores += measure(reading, method, search=searched < SEARCHED, quick=quick)
             searched += 1
             print(f"{method}, seed {scores[-1].seed}: {scores[-1].seconds:.0f} s", flush=True)
+    if not scores:
+        raise LabError(f"There is no network that fits its training data in `{runs}`.")
     print(summary(scores))
     settings = {
         "environments": ENVIRONMENTS,
