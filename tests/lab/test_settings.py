@@ -1,4 +1,6 @@
+import re
 from dataclasses import fields, replace
+from pathlib import Path
 
 import pytest
 
@@ -9,6 +11,7 @@ from consilience.lab.settings import (
     METHODS,
     PRESETS,
     Settings,
+    brief,
     changes,
     check_methods,
     flags,
@@ -123,3 +126,18 @@ def test_every_method_can_be_made(method):
     for name, weight in made.items():
         assert bool((weight == again[name]).all())
     assert any(bool((weight != other[name]).any()) for name, weight in made.items())
+
+
+def test_the_page_says_what_the_presets_are():
+    page = (Path(__file__).parents[2] / "docs" / "synthetic.md").read_text()
+    section = page.split("### What the paper leaves open")[1].split("\n## ")[0]
+    told = {}
+    for row in re.findall(r"^\| .+ \|$", section, re.MULTILINE):
+        *_, paper, code, flag = (cell.strip() for cell in row.strip("|").split("|"))
+        if flag.startswith("`--"):
+            told[flag.strip("`-").replace("-", "_")] = paper, code
+    presets = [preset(name).resolve() for name in ("paper", "authors-code")]
+    for name, cells in told.items():
+        assert cells == tuple(brief(getattr(one, name)) for one in presets), name
+    # All in which they differ is there (that all environments are in a batch is a sentence).
+    assert changes(*presets).keys() - told.keys() == {"environments_per_batch"}

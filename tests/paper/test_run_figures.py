@@ -114,10 +114,11 @@ def test_results_by_method(some, tmp_path, capsys):
         *(("ERM, L2", str(seed), "0.5") for seed in range(3)),
     ]
     assert json.loads(files[2].read_text())["settings"]["AND-mask"]["threshold"] == 1.0
-    line = next(x for x in capsys.readouterr().out.splitlines() if x.startswith("AND-mask"))
+    said = capsys.readouterr().out.splitlines()
+    assert "ERM, L2: erm" in said  # which of the configurations stands for the method
+    line = next(x for x in said if x.startswith("AND-mask"))
     assert line.split() == [
         "AND-mask",
-        "and-mask",
         "3",
         "100.00%",
         "±",

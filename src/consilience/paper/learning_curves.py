@@ -6,7 +6,10 @@ import math
 from pathlib import Path
 
 import numpy as np
+from matplotlib.artist import Artist
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
 
 from consilience.lab.figures import PALETTE, save, style
 from consilience.paper._families import choose
@@ -35,7 +38,7 @@ def draw(folder: Path, *, quick: bool = False, runs: Path = Path("runs")) -> lis
     columns = min(COLUMNS, len(chosen))
     blocks = math.ceil(len(chosen) / columns)
     with style():
-        figure = Figure(figsize=(1.9 * columns + 0.6, 2.9 * blocks + 0.4))
+        figure = Figure(figsize=(1.9 * columns + 0.6, 2.9 * blocks + 0.7))
         grid = figure.subplots(2 * blocks, columns, sharey=True, squeeze=False)
         for axes in grid.flat:
             axes.set_visible(False)
@@ -64,4 +67,15 @@ def draw(folder: Path, *, quick: bool = False, runs: Path = Path("runs")) -> lis
                 axes.tick_params(labelbottom=row == 1)
                 if column == 0:
                     axes.set_ylabel(f"{key}, %")
+        figure.legend(handles=_key(), loc="outside lower center", ncols=2 if columns < 3 else 4)
         return save(figure, folder, "learning-curves")
+
+
+def _key() -> list[Artist]:
+    grey = "#666666"
+    return [
+        Line2D([], [], color=grey, linestyle="-", linewidth=1.6, label="mean over seeds"),
+        Patch(color=grey, alpha=0.25, linewidth=0, label="from the worst seed to the best"),
+        Line2D([], [], color=grey, marker="x", ms=4, ls="", label="ended before the last epoch"),
+        Line2D([], [], color="#444444", linestyle=":", linewidth=1, label="guessing"),
+    ]

@@ -38,7 +38,8 @@ def draw(folder: Path, *, quick: bool = False, runs: Path = Path("runs")) -> lis
     """
     del quick
     chosen = choose(runs)
-    print(_numbers.table(["method", "runs", "seeds", "train", "test", "least test"], _rows(chosen)))
+    print(_numbers.table(["method", "seeds", "train", "test", "least test"], _rows(chosen)))
+    print("\n".join(f"{name}: {group.label}" for name, group in chosen.items()))
     with style():
         figure = Figure(figsize=(6.6, 1.3 + 0.36 * len(chosen)))
         axes = figure.subplots()
@@ -81,9 +82,7 @@ def _rows(chosen: dict[str, Group]) -> list[list[str]]:
     for name, group in chosen.items():
         train, test = group.spread("train_accuracy"), group.spread("test_accuracy")
         least = "-" if test is None else f"{test.low:.2%}"
-        rows.append(
-            [name, group.label, str(len(group.counted)), _spread(train), _spread(test), least]
-        )
+        rows.append([name, str(len(group.counted)), _spread(train), _spread(test), least])
     return rows
 
 
