@@ -32,6 +32,7 @@ def parts() -> dict[str, Any]:
     torch.manual_seed(0)
     return {
         "v": torch.randn(4),
+        "number": torch.randn(()),
         "one": torch.randn(1, 4),
         "w": torch.randn(6, 4),
         "six": torch.randn(6),
@@ -101,6 +102,8 @@ REFUSED: list[tuple[str, Forward]] = [
     ),
     ("with out", lambda m, x: torch.matmul(x, m.table, out=torch.empty(6, 3))),
     ("in place", lambda m, x: x[:, :3].clone().addmm_(x, m.table)),
+    ("of a single number: multiply by it", lambda m, x: torch.inner(m.number, x)),
+    ("along another dimension than the last", lambda m, x: torch.linalg.vecdot(x, m.w, dim=0)),
     # broadcasting and joining
     ("its operands hold different rows", lambda m, x: torch.addcmul(m.v, x, x.flip(0))),
     (

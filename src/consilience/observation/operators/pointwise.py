@@ -81,8 +81,6 @@ def pointwise(call: Call, *args: Any, **kwargs: Any) -> Plan:
         raise call.unsupported("it would change a parameter in place by data")
     if kwargs.get("out") is not None:
         raise call.unsupported("with `out`")
-    if name in ("max", "min") and len(flat) < 2:
-        raise call.unsupported("it reduces")
     if kwargs.get("rounding_mode") is not None:
         raise call.unsupported("with a rounding mode, it has no gradient")
     shape = torch.broadcast_shapes(*(t.shape for t in flat))  # type: ignore[no-untyped-call]
