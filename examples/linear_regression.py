@@ -47,10 +47,10 @@ Y = torch.ones(ENVIRONMENTS)
 UNSEEN = torch.tensor([0.0, 0.0, 0.0, 0.0, 0.3])
 
 
-def train(rule: Rule, rows: slice = slice(None), steps: int = STEPS) -> Tensor:
+def train(rule: Rule, rows: slice = slice(None), steps: int = STEPS, *, seed: int = 0) -> Tensor:
     """Train on some of the environments; return the weights before every step and at the end."""
     x, y = X[rows], Y[rows]
-    torch.manual_seed(0)
+    torch.manual_seed(seed)
     model = nn.Linear(x.shape[1], 1, bias=False)
     nn.init.normal_(model.weight, std=0.1)
     optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE, weight_decay=WEIGHT_DECAY)

@@ -23,6 +23,7 @@ from consilience import (
     Mean,
     Rule,
     SandMask,
+    Statistic,
     Tally,
     environment_mean,
 )
@@ -34,6 +35,7 @@ from consilience.observation.errors import (
     UnsupportedOperationError,
 )
 from consilience.observation.shares import ProductShares
+from rules.test_every_rule import RULES
 
 ENV = torch.arange(12) % 4
 RULE = AndMask(0.6)
@@ -114,6 +116,36 @@ def test_a_rule_that_returns_no_gradient(rubbish: Any) -> None:
     loss.backward()
     with pytest.raises(TypeError, match=r"tensor of the shape of the gradient.*`0\.weight`"):
         agreement.apply()
+
+
+class Everything(Rule):
+    """Reads every statistic that there is."""
+
+    statistics = frozenset(Statistic)
+
+    def __call__(self, tally: Tally) -> Tensor:
+        found = [tally.get(statistic) for statistic in Statistic]
+        return tally.gradient + sum(found) / tally.voters
+
+
+@pytest.mark.parametrize("way", ["observe", "vector", "generator"])
+@pytest.mark.parametrize("rule", [*RULES, Everything()], ids=repr)
+def test_an_agreement_does_what_the_rule_does_on_stacked_gradients(rule: Rule, way: str) -> None:
+    model, x = network(), X.clone()
+    x[ENV == 1, 2] = 0.0  # a feature that one environment does not know
+    agreement = Agreement(model, rule)
+    if way == "observe":
+        with agreement.observe(ENV):
+            loss = loss_of(model, x)
+        loss.backward()
+    elif way == "vector":
+        agreement.backward(torch.stack(environment_losses(model, x)))
+    else:
+        agreement.backward(F.cross_entropy(model(x[e == ENV]), Y[e == ENV]) for e in range(4))
+    agreement.apply()
+    tolerance = 1e-5 if way == "generator" and Statistic.LOGS in rule.statistics else 1e-8
+    for parameter, gradient in zip(model.parameters(), expected(network(), rule, x), strict=True):
+        torch.testing.assert_close(parameter.grad, gradient, rtol=tolerance, atol=1e-12)
 
 
 # --- exceptions inside of an observation ------------------------------------------------------
@@ -223,6 +255,40 @@ def test_what_apply_leaves_can_be_saved() -> None:
     file.seek(0)
     assert torch.equal(torch.load(file), model[0].weight.grad)
     assert torch.equal(copy.deepcopy(model[0].weight.grad), model[0].weight.grad)
+
+
+# --- reports ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rule", [RULE, Mean(), SandMask(0.5)], ids=repr)
+def test_a_report_reads_as_a_table(rule: Rule) -> None:
+    model = network()
+    agreement = Agreement(model, rule)
+    with agreement.observe(ENV):
+        loss = loss_of(model)
+    loss.backward()
+    report = agreement.apply()
+    lines = str(report).splitlines()
+    assert len(lines) == 2 + len(list(model.parameters()))
+    assert len({len(line) for line in lines}) == 1
+    assert "0.weight       32       4" in lines[1]
+    assert f"{100 * report.kept:.3g}%" in lines[-1]
+    assert str(report.voters)[:1] == "4"
+
+
+def test_a_report_that_was_not_read_in_time() -> None:
+    model = network()
+    agreement = Agreement(model, RULE)
+    with agreement.observe(ENV):
+        loss = loss_of(model)
+    loss.backward()
+    late = agreement.apply()
+    model.zero_grad()
+    with agreement.observe(ENV):
+        pass
+    assert str(late) == repr(late) == "Report(<not read in time>)"
+    with pytest.raises(RuntimeError, match="not read before the next observation"):
+        _ = late.kept
 
 
 # --- a model that changes ---------------------------------------------------------------------
@@ -573,8 +639,8 @@ def test_verify_needs_a_loss(wrong: Any) -> None:
 # --- losses of environments -------------------------------------------------------------------
 
 
-def environment_losses(model: nn.Module) -> list[Tensor]:
-    found = F.cross_entropy(model(X), Y, reduction="none")
+def environment_losses(model: nn.Module, x: Tensor = X) -> list[Tensor]:
+    found = F.cross_entropy(model(x), Y, reduction="none")
     return [found[e == ENV].mean() for e in range(4)]
 
 

@@ -65,6 +65,22 @@ def test_masks_land_on_the_shared_feature(regression, name):
     assert example["loss_in"](example["UNSEEN"][None], weights[name]) < 0.01
 
 
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_where_they_land_is_no_matter_of_the_seed(seed):
+    example = load("linear_regression.py")
+    for name, rule in example["RULES"].items():
+        path = example["train"](rule, steps=200 if name == "Mean" else 1000, seed=seed)
+        contributions = path[-1] * example["X"].amax(0)
+        if name == "Mean":
+            assert (contributions[:-1] > 0.9).all()
+            assert contributions[-1].abs() < 0.1
+        else:
+            # What the private features began with decays, and no step brings it back.
+            assert contributions[-1] > 0.8
+            assert (contributions[:-1].abs() <= contributions[-1] / 5).all()
+            assert (path[1:, :-1].abs() <= path[:-1, :-1].abs()).all()
+
+
 @pytest.mark.parametrize("name", ["AndMask", "GeometricMean"])
 def test_masks_learn_the_same_from_either_half(regression, name):
     example, _ = regression

@@ -48,6 +48,11 @@ class Report:
         (1.0, 0.25)
         >>> report.parameters["weight"].voters
         3
+        >>> print(report)
+                weights  voters  kept  by chance  agreement
+        weight        2       3  100%        25%       100%
+        bias          1       3  100%        25%       100%
+        all           3       3  100%        25%       100%
     """
 
     def __init__(self, rule: Rule, tallies: Mapping[str, Tally]):
@@ -122,4 +127,25 @@ class Report:
         return (
             f"Report(voters={self.voters:g}, kept={show(self.kept)}, "
             f"agreement={show(self.agreement)}, null_keep_rate={show(self.null_keep_rate)})"
+        )
+
+    def __str__(self) -> str:
+        """Show a table: a line for each parameter, and one for all of them."""
+        if self._tallies is None and "parameters" not in self.__dict__:
+            return repr(self)
+
+        def percent(value: float | None) -> str:
+            return "-" if value is None else f"{100 * value:.3g}%"
+
+        def line(name: str, size: int, part: ParameterReport | Report) -> list[str]:
+            shares = percent(part.kept), percent(part.null_keep_rate), percent(part.agreement)
+            return [name, f"{size:,}", f"{part.voters:.4g}", *shares]
+
+        lines = [["", "weights", "voters", "kept", "by chance", "agreement"]]
+        lines += [line(name, part.size, part) for name, part in self.parameters.items()]
+        lines += [line("all", sum(part.size for part in self.parameters.values()), self)]
+        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+        return "\n".join(
+            "  ".join([name.ljust(widths[0]), *map(str.rjust, rest, widths[1:])])
+            for name, *rest in lines
         )

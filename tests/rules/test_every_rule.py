@@ -258,7 +258,7 @@ def test_threshold_out_of_range(make, threshold):
 
 
 @with_threshold
-@pytest.mark.parametrize("threshold", ["0.8", None, [0.8], 1j])
+@pytest.mark.parametrize("threshold", ["0.8", None, [0.8], 1j, True, torch.tensor(0.8)])
 def test_threshold_is_no_number(make, threshold):
     with pytest.raises(TypeError, match=r"`threshold` should be a number in \[0, 1\]. Found"):
         make(threshold)

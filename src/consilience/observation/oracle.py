@@ -94,6 +94,7 @@ class _Fold:
         self.seen = 0
         self.sums: list[Tensor | None] = [None] * len(parameters)
         self.counts = [Count() for _ in parameters]
+        self.nonzero = [Count() for _ in parameters]
         self.reached = [0] * len(parameters)
 
     def add(self, loss: Tensor, *, retain_graph: bool) -> None:
@@ -116,6 +117,8 @@ class _Fold:
             self.sums[i] = exact.clone() if total is None else total.add_(exact)
             share = exact if self.environments is None else exact / self.environments
             self.counts[i].add_shares(share[None], self.statistics)
+            if self.environments is None and Statistic.LOGS in self.statistics:
+                self.nonzero[i].add_shares(share[None], [Statistic.TURNOUT])
 
     def finish(self) -> tuple[list[Tensor | None], list[Count]]:
         if self.seen == 0:
@@ -123,26 +126,26 @@ class _Fold:
                 "Parameter `environment_losses` should yield a loss per environment. Found none."
             )
         gradients: list[Tensor | None] = []
-        for parameter, total, count, reached in zip(
-            self.parameters, self.sums, self.counts, self.reached, strict=True
-        ):
+        for i, (parameter, total) in enumerate(zip(self.parameters, self.sums, strict=True)):
             if total is None:
                 gradients.append(None)
                 continue
-            count.voters = self.seen
-            self._complete(count, self.seen - reached)
+            self.counts[i].voters = self.seen
+            self._complete(i)
             gradients.append((total / self.seen).to(parameter.dtype))
         return gradients, self.counts
 
-    def _complete(self, count: Count, silent: int) -> None:
+    def _complete(self, i: int) -> None:
         """Scale by the number of environments once it is known; count those that were silent."""
-        statistics = count.statistics
+        statistics = self.counts[i].statistics
+        logs = statistics.get(Statistic.LOGS)
         if self.environments is None:
             if Statistic.SQUARES in statistics:
                 statistics[Statistic.SQUARES].div_(self.seen**2)
-            if Statistic.LOGS in statistics:
-                reached = self.seen - silent
-                statistics[Statistic.LOGS].sub_(reached * math.log(self.seen))
-        if silent and Statistic.LOGS in statistics:
-            zero = torch.zeros_like(statistics[Statistic.LOGS])
-            statistics[Statistic.LOGS].add_(Statistic.LOGS.of(zero[None]), alpha=silent)
+            if logs is not None:
+                # The floor under a share that is zero does not depend on how many there are.
+                nonzero = self.nonzero[i].statistics[Statistic.TURNOUT]
+                logs.sub_(nonzero, alpha=math.log(self.seen))
+        silent = self.seen - self.reached[i]
+        if silent and logs is not None:
+            logs.add_(Statistic.LOGS.of(torch.zeros_like(logs)[None]), alpha=silent)

@@ -37,7 +37,8 @@ class GeometricMean(Rule):
     Warning:
         - A zero gradient counts as :math:`10^{-10}`. One among shares of size :math:`c`
           multiplies the mean by :math:`(10^{-10} / c)^{1/d}`: with :math:`c = 1`, by 1e-5 for two
-          environments and by 0.8 for a hundred.
+          environments and by 0.8 for a hundred. And where all shares are far below
+          :math:`10^{-10}`, what is kept is not: it is :math:`10^{-10} d`.
         - Adaptive optimizers (Adam) undo magnitudes; what is left of the difference to
           :class:`AndMask` is then small.
         - Rows of unknown environment count in the sign and not in the magnitude.

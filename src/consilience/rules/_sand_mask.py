@@ -39,6 +39,8 @@ class SandMask(Rule):
     Warning:
         - At ``threshold=1`` nothing can agree beyond the threshold and everything is masked, as
           in the paper. Choose one below.
+        - Gradients so small that their squares vanish (below 1e-22 in single precision) are not
+          known to be alike, and open the mask no more than unlike ones.
         - There is no share that survives by chance: it depends on the magnitudes.
         - Rows of unknown environment are in the sum of shares and not in the sum of squares, so
           a large part of such rows makes :math:`v` too small.

@@ -115,7 +115,7 @@ def _chance_of(positive: int, voters: int) -> float:
 
 def check_threshold(threshold: float) -> float:
     """Return the threshold as a float, or raise if it does not lie in [0, 1]."""
-    if not isinstance(threshold, Real):
+    if not isinstance(threshold, Real) or isinstance(threshold, bool):
         raise TypeError(
             "Parameter `threshold` should be a number in [0, 1]. "
             f"Found `threshold = {threshold!r}`."
