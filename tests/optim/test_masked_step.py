@@ -383,7 +383,7 @@ def test_state_that_begins_somewhere_unknown_cannot_be_frozen_on_the_first_step(
 def test_a_wrapper_without_hooks():
     class Wrapper(optim.Optimizer):
         def __init__(self, wrapped):
-            self.wrapped = wrapped
+            self.wrapped, self.param_groups = wrapped, wrapped.param_groups
 
         def step(self, closure=None):
             self.wrapped.step()
@@ -392,8 +392,13 @@ def test_a_wrapper_without_hooks():
     wrapper = Wrapper(optimizer)
     with pytest.raises(TypeError, match=r"Wrapper was not set up by `torch\.optim\.Optimizer"):
         masked_step(wrapper, {weight: torch.ones(3)}, masked="update")
+    with pytest.raises(TypeError, match=r"Give the optimizer that it wraps"):
+        masked_step(wrapper, {weight: torch.ones(3)}, decay="none")
     masked_step(optimizer, {weight: torch.tensor([1, 0, 1])}, masked="update", step=wrapper.step)
     assert weight.tolist() == pytest.approx([0.9, 1, 0.9])
+    weight.grad.zero_()
+    masked_step(wrapper, {weight: torch.zeros(3)})  # the default needs no hooks
+    assert weight.tolist() == pytest.approx([0.81, 0.91, 0.81])
 
 
 @pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128])

@@ -101,6 +101,8 @@ def masked_step(
         [-0.44999998807907104, 0.5]
     """
     check_step(optimizer, keep, masked, decay)
+    if not _has_hooks(optimizer):  # with the defaults, which need none
+        return (step or optimizer.step)()
     changes = _Changes(optimizer, keep, masked, decay)
     hooks = (
         optimizer.register_step_pre_hook(changes.before),
@@ -247,12 +249,6 @@ def _refuse_unmaskable(optimizer: Optimizer) -> None:
         raise TypeError(
             f"`optimizer` should be a `torch.optim.Optimizer`. Found {type(optimizer).__name__}."
         )
-    if not getattr(type(optimizer).step, "hooked", False):
-        raise TypeError(
-            f"{type(optimizer).__name__} was not set up by `torch.optim.Optimizer.__init__`, and "
-            "its steps have no hooks. Give the optimizer that it wraps, and "
-            "`step = wrapper.step` where there is such an argument."
-        )
     if isinstance(optimizer, LBFGS):
         raise ValueError(
             "LBFGS cannot take a masked step: it evaluates the loss several times in a step, and "
@@ -271,6 +267,12 @@ def check_step(
     """Raise if an optimizer cannot take a masked step."""
     _refuse_unmaskable(optimizer)
     check_choices("masked", masked, decay)
+    if (masked, decay) != ("gradient", "before") and not _has_hooks(optimizer):
+        raise TypeError(
+            f"{type(optimizer).__name__} was not set up by `torch.optim.Optimizer.__init__`, and "
+            "its steps have no hooks. Give the optimizer that it wraps, and "
+            "`step = wrapper.step` where there is such an argument."
+        )
     if masked == "frozen" and isinstance(optimizer, Adafactor):
         raise ValueError(
             "Adafactor cannot freeze components: it keeps averages of rows and columns. Use "
@@ -305,6 +307,10 @@ def check_step(
                 "A masked step does not support sparse gradients: a component without an entry "
                 "has not voted. Set `sparse = False` on the embedding."
             )
+
+
+def _has_hooks(optimizer: Optimizer) -> bool:
+    return getattr(type(optimizer).step, "hooked", False)
 
 
 def check_choices(masked_name: str, masked: Masked, decay: Decay) -> None:
