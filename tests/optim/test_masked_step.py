@@ -1,6 +1,7 @@
 """Masked steps against optimizers of one component each, which are masked by hand."""
 
 import copy
+from functools import partial
 
 import pytest
 import torch
@@ -343,6 +344,34 @@ def test_state_of_another_shape_cannot_be_frozen():
     weight, optimizer = weight_of(Rows)
     with pytest.raises(RuntimeError, match=r"Rows keeps `rows` of shape \[2\]"):
         masked_step(optimizer, {weight: torch.ones(3)}, masked="frozen")
+
+
+def peak_of(step, size):
+    """Return the most bytes that were allocated at once while stepping, in floats per component."""
+    with torch.profiler.profile(profile_memory=True) as profile:
+        step()
+    events = [e for e in profile.profiler.kineto_results.events() if e.name() == "[memory]"]
+    now = most = 0
+    for event in sorted(events, key=lambda event: event.start_ns()):
+        now += event.nbytes()
+        most = max(most, now)
+    return most / 4 / size
+
+
+def test_memory_while_stepping():
+    """What the docs say, beside the two floats that a step of Adam takes itself."""
+    size = 2**20
+    peaks = {}
+    for masked in ("gradient", "update", "frozen"):
+        weight = nn.Parameter(torch.ones(size))
+        weight.grad = torch.ones(size)
+        optimizer, keep = optim.Adam([weight], foreach=False), torch.arange(size) % 2
+        step = partial(masked_step, optimizer, {weight: keep.bool()}, masked=masked)
+        step()
+        peaks[masked] = peak_of(step, size) - peak_of(optimizer.step, size)
+    assert peaks["gradient"] == pytest.approx(0, abs=0.01)
+    assert peaks["update"] == pytest.approx(1.25, abs=0.01)  # the quarter is the mask
+    assert peaks["frozen"] == pytest.approx(3.25, abs=0.01)
 
 
 class Stateful(optim.SGD):
