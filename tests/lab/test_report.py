@@ -280,7 +280,10 @@ def test_the_page_tells_what_came_out_and_what_went_wrong(mixed):
     assert path == mixed / "report.html"
     text = path.read_text()
     words = re.sub(r"<[^>]+>", "", text.split("</header>")[1])
-    assert "and-mask is right on 99.5% of test rows (mean of 2 seeds)" in words
+    assert (
+        "and-mask is right on 100% of its training rows and on 99.5% of test rows (mean of 2 "
+        "seeds), whose shortcuts tell nothing: it learned the mechanism."
+    ) in words
     assert "it learned shortcuts" in words
     damaged = text.split("Damaged and failed runs")[1].split("</div>")[0]
     for seed in (3, 4, 5, 6, 7, 8, 9, 10):
@@ -384,3 +387,16 @@ def test_a_full_disk_leaves_the_page_that_was_there(tmp_path, monkeypatch):
         write_report(tmp_path)
     assert (tmp_path / "report.html").read_bytes() == before
     assert not list(tmp_path.glob(".*part"))
+
+
+def test_settings_in_a_label_are_set_apart(tmp_path):
+    make_run(tmp_path, label="erm l2=0 drops=<b>")
+    text = write_report(tmp_path).read_text()
+    assert '<th scope="row">erm <span class="changed">l2=0 drops=&lt;b&gt;</span></th>' in text
+    assert _page._name("search erm trial=003").startswith("search erm <span")
+    assert _page._name("mine") == "mine"
+
+
+@given(st.floats(0, 1))
+def test_what_is_not_all_does_not_look_like_all(share):
+    assert _svg.percent(share).startswith("100") == (share == 1)

@@ -137,12 +137,20 @@ def _headline(groups: Sequence[Group]) -> str:
     if not told:
         return '<div class="headline"><p>No run is finished yet.</p></div>'
     best, fit, score = max(told, key=lambda one: one[2].mean)
-    right = f"right on <b>{percent(score.mean)}</b> of test rows{_over(score.count)}"
-    if found(fit, score, best.chance)[1] in ("good", "half"):
-        lines = [f"<b>{escape(best.label)}</b> is {right}, whose shortcuts tell nothing."]
+    word, kind = found(fit, score, best.chance)
+    if kind in ("good", "half"):
+        first = (
+            f"<b>{_name(best.label)}</b> is right on {percent(fit.mean)} of its training rows and "
+            f"on <b>{percent(score.mean)}</b> of test rows{_over(score.count)}, whose shortcuts "
+            f"tell nothing: it learned {word}."
+        )
     else:
         guess = "" if best.chance is None else f"; guessing gives {best.chance:.0%}"
-        lines = [f"At best, by <b>{escape(best.label)}</b>, a network is {right}{guess}."]
+        first = (
+            f"At best, by <b>{_name(best.label)}</b>, a network is right on "
+            f"<b>{percent(score.mean)}</b> of test rows{_over(score.count)}{guess}."
+        )
+    lines = [first]
     caught = [
         one
         for one in told
@@ -151,7 +159,7 @@ def _headline(groups: Sequence[Group]) -> str:
     if caught:
         worst, train, test = max(caught, key=lambda one: one[1].mean - one[2].mean)
         lines.append(
-            f"<b>{escape(worst.label)}</b> is right on {percent(train.mean)} of its training rows "
+            f"<b>{_name(worst.label)}</b> is right on {percent(train.mean)} of its training rows "
             f"and on <b>{percent(test.mean)}</b> of test rows{_over(test.count)}, where guessing "
             f"gives {worst.chance or 0.0:.0%}: it learned shortcuts."
         )
@@ -223,7 +231,7 @@ def _results(groups: Sequence[Group], learned: dict[Path, Learned]) -> tuple[str
         ]
         done = f"{len(group.counted)}/{len(group.readings)}"
         rows.append(
-            f'<tr><th scope="row">{escape(group.label)}</th><td class="text">{badge}</td>'
+            f'<tr><th scope="row">{_name(group.label)}</th><td class="text">{badge}</td>'
             f"<td>{done}</td>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>"
         )
     head = (
@@ -270,7 +278,7 @@ def _strips(groups: Sequence[Group]) -> str:
             if (value := r.last(f"{name}_accuracy")) is not None
         )
         lines.append(
-            f'<div class="strip"><span class="name">{escape(group.label)}</span>'
+            f'<div class="strip"><span class="name">{_name(group.label)}</span>'
             f'<div class="track">{chance}{dots}</div></div>'
         )
     ticks = [0.4, 0.6, 0.8, 1.0] if start else [0.0, 0.25, 0.5, 0.75, 1.0]
@@ -341,7 +349,7 @@ def _decisions(
             words.append(f"from the mechanism alone {percent(one.mechanism)}")
             words.append(f"from shortcuts alone {percent(one.shortcuts)}")
         blocks.append(
-            f'<div class="method"><h3>{escape(group.label)}<span>{escape(", ".join(words))}</span>'
+            f'<div class="method"><h3>{_name(group.label)}<span>{escape(", ".join(words))}</span>'
             f'</h3><div class="learned">{pictures}</div></div>'
         )
     if not blocks:
@@ -416,7 +424,7 @@ def _configuration(groups: Sequence[Group]) -> tuple[str, str, str]:
     if differ:
         head = "".join(f'<th scope="col">{escape(key)}</th>' for key in differ)
         rows = "".join(
-            f'<tr><th scope="row">{escape(group.label)}</th>'
+            f'<tr><th scope="row">{_name(group.label)}</th>'
             + "".join(f"<td>{escape(texts[key][i])}</td>" for key in differ)
             + "</tr>"
             for i, group in enumerate(groups)
@@ -496,9 +504,18 @@ def _footer(folder: Path, readings: Sequence[Reading]) -> str:
     )
 
 
+def _name(label: str) -> str:
+    """Return a label with what it says beyond the method set apart: settings like `l2=0`."""
+    words = label.split(" ")
+    cut = next((i for i, word in enumerate(words) if "=" in word), len(words))
+    changed = escape(" ".join(words[cut:]))
+    small = f' <span class="changed">{changed}</span>' if changed else ""
+    return escape(" ".join(words[:cut])) + small
+
+
 def _panel(title: str, chart: str, note: str) -> str:
     return (
-        f'<figure class="panel"><figcaption>{escape(title)}</figcaption>{chart}'
+        f'<figure class="panel"><figcaption>{_name(title)}</figcaption>{chart}'
         f'<p class="now">{escape(note)}</p></figure>'
     )
 

@@ -52,8 +52,8 @@ def percent(value: float) -> str:
     """Return a share in percent, with more digits near both ends; very small ones as a power.
 
     Example:
-        >>> percent(1.0), percent(0.4998), percent(0.9996), percent(0.00031), percent(4.7e-10)
-        ('100%', '50.0%', '99.96%', '0.031%', '4.7·10⁻¹⁰')
+        >>> percent(1.0), percent(0.4998), percent(0.99996), percent(0.00031), percent(4.7e-10)
+        ('100%', '50.0%', '>99.99%', '0.031%', '4.7·10⁻¹⁰')
     """
     if value in (0.0, 1.0):
         return f"{value:.0%}"
@@ -62,8 +62,9 @@ def percent(value: float) -> str:
         return f"{digits}·{_power(-int(power))}"
     if value < 0.01:
         return f"{float(f'{100 * value:.2g}'):g}%"
-    text = f"{100 * value:.1f}%"
-    return f"{100 * value:.2f}%" if text == "100.0%" else text
+    if value >= 0.99995:  # or it would look like all of them
+        return ">99.99%"
+    return f"{100 * value:.{1 if value < 0.9995 else 2}f}%"
 
 
 def accuracy_axis(lowest: float) -> Axis:
