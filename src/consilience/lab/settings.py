@@ -82,7 +82,7 @@ class Settings:
     hidden_units: int = 256
     hidden_layers: int = 3
     outputs: Literal[1, 2] = 2
-    initial_bias: float = 0.0
+    initial_bias: float = 0.01
     batch_norm: bool = False
     dropout: float = 0.0
     epochs: int = 0
@@ -186,7 +186,6 @@ PRESETS: Mapping[str, Settings] = {
         revolutions=3.0,
         spiral_scale=0.0,
         outputs=1,
-        initial_bias=0.01,
         epochs=150,
         batch_size=256,
         drops=(0.75,),
