@@ -132,7 +132,7 @@ class Everything(Rule):
 @pytest.mark.parametrize("rule", [*RULES, Everything()], ids=repr)
 def test_an_agreement_does_what_the_rule_does_on_stacked_gradients(rule: Rule, way: str) -> None:
     model, x = network(), X.clone()
-    x[ENV == 1, 2] = 0.0  # a feature that one environment does not know
+    x[ENV == 1] = 0.0  # one environment knows nothing of the first weights
     agreement = Agreement(model, rule)
     if way == "observe":
         with agreement.observe(ENV):
