@@ -344,6 +344,33 @@ def test_two_models_in_one_pass() -> None:
         torch.testing.assert_close(parameter.grad, gradient, rtol=1e-10, atol=1e-14)
 
 
+def test_a_threshold_that_changes_between_steps() -> None:
+    model = network()
+    agreement = Agreement(model, AndMask(0.0))
+    for rule in (AndMask(0.0), AndMask(0.6), GeometricMean(0.6), AndMask(1.0)):
+        agreement.rule = rule
+        model.zero_grad()
+        step(agreement, model, 0)
+        for parameter, gradient in zip(model.parameters(), expected(network(), rule), strict=True):
+            torch.testing.assert_close(parameter.grad, gradient, rtol=1e-8, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "error"),
+    [
+        (lambda m: [*m.named_parameters(), *network().named_parameters()], ValueError),
+        (lambda m: [("a", m[0].weight, 1)], TypeError),
+        (lambda m: [(0, m[0].weight)], TypeError),
+        (lambda m: [m], TypeError),
+        (lambda m: [{"params": list(m.parameters())}], TypeError),
+        (lambda m: dict(m.named_parameters()), TypeError),
+    ],
+)
+def test_parameters_that_are_unclear(wrong: Any, error: type[Exception]) -> None:
+    with pytest.raises(error, match="Parameter `parameters` should"):
+        Agreement(wrong(network()), RULE)
+
+
 # --- copies -----------------------------------------------------------------------------------
 
 
@@ -725,6 +752,7 @@ def test_a_loss_that_is_not_finite_stays_in_sight(way: str, bad: float) -> None:
         (np.array([7, 3, 7], dtype=object), [1, 0, 1]),
         ([np.int8(3), torch.tensor(2), 3], [1, 0, 1]),
         (range(3), [0, 1, 2]),
+        (np.ma.array([4, 4, 9], mask=[True, False, False]), [-1, 0, 1]),
     ],
     ids=repr,
 )

@@ -112,6 +112,7 @@ class Agreement:
         _check_choice("batchnorm", batchnorm, (None, "joint", "per_environment"))
         _check_choice("unvoted", unvoted, ("raise", "allow"))
         _check_choice("batch_dim", batch_dim, (0, 1))
+        _check_choice("allow_single", allow_single, (False, True))
         self.rule = rule
         self.batchnorm = batchnorm
         self.batch_dim = batch_dim
@@ -639,14 +640,21 @@ def _named(
         )
     named: list[tuple[str, Tensor]] = []
     for i, item in enumerate(parameters):
-        name, parameter = item if isinstance(item, tuple) else (f"parameters[{i}]", item)
+        pair = isinstance(item, tuple) and len(item) == 2 and isinstance(item[0], str)
+        name, parameter = item if pair else (f"parameters[{i}]", item)
         if not isinstance(parameter, Tensor) or not parameter.is_leaf:
             raise TypeError(
                 "Parameter `parameters` should hold leaf tensors (or pairs of a name and one). "
                 f"Found `{name}`, a {type(parameter).__name__}."
             )
-        if all(parameter is not found for _, found in named):
-            named.append((name, parameter))
+        if any(parameter is found for _, found in named):
+            continue
+        if any(name == found for found, _ in named):
+            raise ValueError(
+                f"Parameter `parameters` should give every parameter a name of its own. Found two "
+                f"called `{name}`. For several models, give `nn.ModuleList([model, other])`."
+            )
+        named.append((name, parameter))
     return named, []
 
 

@@ -124,11 +124,13 @@ def test_chances_end_at_zero_and_one():
 
 @pytest.mark.parametrize("voters", [-1, 2.0, "3", None])
 def test_voters_are_counted(voters):
-    with pytest.raises(ValueError, match=r"`voters` should be an integer.*Found `voters = "):
-        null_keep_rate(voters, 0.5)
+    for function in (null_keep_rate, quorum):
+        with pytest.raises(ValueError, match=r"`voters` should be an integer.*Found `voters = "):
+            function(voters, 0.5)
 
 
 @pytest.mark.parametrize("threshold", [1.5, -0.1, float("nan"), float("inf")])
 def test_threshold_is_checked(threshold):
-    with pytest.raises(ValueError, match=r"`threshold` should lie in \[0, 1\]. Found"):
-        null_keep_rate(3, threshold)
+    for function in (null_keep_rate, quorum):
+        with pytest.raises(ValueError, match=r"`threshold` should lie in \[0, 1\]. Found"):
+            function(3, threshold)

@@ -65,6 +65,8 @@ def _as_array(env: EnvironmentLabels, name: str) -> np.ndarray[Any, Any]:
             f"Parameter `{name}` should hold a label for every row, in the order of the rows. "
             f"Found `{name} = {env!r}`."
         )
+    if isinstance(env, np.ma.MaskedArray):
+        env = env.tolist()  # None where it is masked
     try:
         values = env if isinstance(env, np.ndarray) else list(env)
     except TypeError:

@@ -32,7 +32,8 @@ def quorum(voters: int, threshold: float) -> int:
         >>> quorum(voters=3, threshold=0.5)
         2
     """
-    return math.ceil(votes_asked(voters, threshold))
+    check_voters(voters)
+    return math.ceil(votes_asked(voters, check_threshold(threshold)))
 
 
 def votes_asked(voters: int, threshold: float) -> float:
@@ -68,8 +69,7 @@ def null_keep_rate(voters: int, threshold: float) -> float:
         >>> null_keep_rate(voters=16, threshold=1.0)
         3.0517578125e-05
     """
-    check_voters(voters)
-    return chance_of_at_least(quorum(voters, check_threshold(threshold)), voters)
+    return chance_of_at_least(quorum(voters, threshold), voters)
 
 
 @lru_cache(maxsize=1024)
