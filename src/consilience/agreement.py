@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -140,7 +140,8 @@ class Agreement:
         Args:
             env: The environment of each row: integers or strings, in any order. ``-1``, ``"-1"`` or
                 ``None`` among them: unknown; the row keeps its share of the gradient and does not
-                vote. None: every row is its own environment.
+                vote. None: every row of the first tensor that is used in this block is its own
+                environment; so cut a batch out of a dataset before the block.
         """
         if self._mode is not None:
             raise ObservationError(
@@ -640,8 +641,9 @@ def _named(
         )
     named: list[tuple[str, Tensor]] = []
     for i, item in enumerate(parameters):
-        pair = isinstance(item, tuple) and len(item) == 2 and isinstance(item[0], str)
-        name, parameter = item if pair else (f"parameters[{i}]", item)
+        name, parameter = f"parameters[{i}]", cast(Any, item)
+        if isinstance(item, tuple) and len(item) == 2 and isinstance(item[0], str):
+            name, parameter = item
         if not isinstance(parameter, Tensor) or not parameter.is_leaf:
             raise TypeError(
                 "Parameter `parameters` should hold leaf tensors (or pairs of a name and one). "
