@@ -55,6 +55,7 @@ def test_tiles_of_any_size_sum_to_the_same(dtype, step, bytes_, has_rest, monkey
     torch.manual_seed(0)
     monkeypatch.setattr(module, "TILE", 5)
     monkeypatch.setattr(module, "WAITING_BYTES", bytes_)
+    monkeypatch.setattr(module, "CACHED", 0 if bytes_ > 1 else 100)
     stack, rest = whole(7, 3, 4, dtype=dtype), whole(3, 4, dtype=dtype)
     before = stack.clone()
     total, found = tallied(Stacked(stack, rest if has_rest else None, step), VOTES)

@@ -95,9 +95,11 @@ class Shares(ABC):
                     count.add_(torch.sign(tile, out=sign))
             waiting.clear()
 
+        # What fits a cache is folded while it is there; what does not shares the way of the sums.
+        limit = WAITING_BYTES if self.shape.numel() > CACHED else 0
         for block in self.blocks():
             waiting += block.reshape(len(block), -1)
-            if sum(share.nbytes for share in waiting) >= WAITING_BYTES:
+            if sum(share.nbytes for share in waiting) >= limit:
                 fold()
         if waiting:
             fold()
@@ -313,6 +315,8 @@ TILE_BYTES = 256 * 2**10
 """How much of a weight is worked on at a time, so that gradient, votes and share stay in cache."""
 TILE = 2**15
 """How many components of large shares are folded at a time."""
+CACHED = 2**19
+"""How many components a share may have that is still in cache when it is folded."""
 WAITING_BYTES = 24 * 2**20
 """How much shares may take that wait to be folded together."""
 
