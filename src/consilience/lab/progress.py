@@ -68,14 +68,15 @@ class Progress:
         self.finished += 1
         self.last.pop(job, None)
         if isinstance(result, LabError):
-            self.console.print(f"[bold red]{job.name}: failed[/]", highlight=False)
+            text = f"{job.label}, seed {job.seed}: failed"
+            self.console.print(Text(text, style="bold red"), soft_wrap=True)
         else:
             why = f", stopped: {result['stopped']}" if result["stopped"] else ""
             self._say(job, result["last"], f"done after {result['epochs']} epochs{why}")
 
     def _say(self, job: Job, entry: dict[str, Any], what: str) -> None:
         text = (
-            f"{job.name}: {what}, train {percent(entry['train_accuracy'])}, "
+            f"{job.label}, seed {job.seed}: {what}, train {percent(entry['train_accuracy'])}, "
             f"test {percent(entry['test_accuracy'])}"
         )
         if _voted(entry):
@@ -84,15 +85,17 @@ class Progress:
 
     def view(self) -> Table:
         """Return the view as of now."""
-        table = Table(box=box.SIMPLE_HEAD, expand=False)
-        _columns(table, left=("run", "epoch"), right=("train", "test", "kept", "left"))
+        table = Table(box=box.SIMPLE_HEAD, expand=False, pad_edge=False, collapse_padding=True)
+        wide = BAR if self.console.width > 90 else BAR // 2
+        _columns(table, left=("run",), right=("", "epoch", "train", "test", "kept", "left"))
         for job, entry in self.last.items():
             done, of = entry["epoch"], job.settings.epochs
-            full = BAR * done // of
+            full = wide * done // of
             left = (of - done) * self.spent[job] / done
             table.add_row(
-                Text(job.name),
-                f"[cyan]{'━' * full}[/][dim]{'━' * (BAR - full)}[/] {done}/{of}",
+                Text(f"{job.label}, seed {job.seed}"),
+                f"[cyan]{'━' * full}[/][dim]{'━' * (wide - full)}[/]",
+                f"{done}/{of}",
                 percent(entry["train_accuracy"]),
                 f"[bold]{percent(entry['test_accuracy'])}[/]",
                 percent(entry["kept"]) if _voted(entry) else "–",
