@@ -37,8 +37,6 @@ WAYS: dict[str, dict[str, Any]] = {
 }
 """Ways of decay, as changes to the preset, and probes of the explanation: `shrink` multiplies the
 initial weights, `eps` and `beta2` are Adam's, `wipe` moves masked weights towards 0 itself."""
-INITIAL_BIAS = 0.01
-"""Of all runs of the table, as in the authors' code."""
 PROBES = ("shrink", "eps", "beta2", "wipe")
 COLUMNS = ("mechanism", "shortcut", "deeper", "kept %", "loss")
 
@@ -120,7 +118,7 @@ def main() -> None:
         changes = WAYS[name]
         probes = {key: changes[key] for key in PROBES if key in changes}
         given = {key: value for key, value in changes.items() if key not in probes}
-        settings = replace(PRESETS["paper"], initial_bias=INITIAL_BIAS, **given)
+        settings = replace(PRESETS["paper"], **given)
         for epoch, numbers in follow(settings, 0, epochs, **probes).items():
             cells = "".join(f"{number:11.4f}" for number in numbers)
             sys.stdout.write(f"{name:31}{epoch:6}{cells}\n")
