@@ -513,11 +513,11 @@ def _product(parts: Any) -> Tensor:
     return result
 
 
-def _quiet(build: Callable[[], nn.Module]) -> nn.Module:
+def _quiet(build: Callable[[], Any]) -> Any:
     import warnings
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)
+        warnings.simplefilter("ignore")
         return build()
 
 
@@ -838,6 +838,27 @@ def _written(m: Any, x: Tensor) -> Tensor:
     return m.o(outputs).transpose(0, 1)
 
 
+class _Swish(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x * torch.sigmoid(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        gate = torch.sigmoid(x)
+        return grad * (gate + x * gate * (1 - gate))
+
+
+def _swish(x: Tensor) -> Tensor:
+    return x * torch.sigmoid(x)
+
+
+def _scripted() -> Any:
+    return _quiet(lambda: torch.jit.script(_swish))
+
+
 def _put(x: Tensor, places: Tensor) -> Tensor:
     result = torch.zeros_like(x)
     result[places] = x
@@ -966,6 +987,13 @@ add("deceit: taken along the batch, reversed", lambda: Net(lambda m, x: m.l(torc
 add("deceit: shifted by padding", lambda: Net(lambda m, x: m.l(F.pad(x, (0, 0, 1, -1))), l=nn.Linear(4, 3)), features(4), outcome=raises("rows"))
 add("deceit: frozen attention that takes the batch for time", lambda: Net(lambda m, x: m.l(m.a(x, x, x)[0]), a=nn.MultiheadAttention(4, 2).requires_grad_(False), l=nn.Linear(4, 3)), features(5, 4), outcome=raises("rows"))
 add("deceit: routed by boolean masks", lambda: Net(_routed, g=nn.Linear(4, 2), a=nn.Linear(4, 3), b=nn.Linear(4, 3)), features(3, 4), oracle="joint")
+add("deceit: scripted function of rows that were moved", lambda: Net(lambda m, x: m.k(_scripted()(m.l(x).transpose(0, 1))).transpose(0, 1), l=nn.Linear(4, 3), k=nn.Linear(3, 2)), features(5, 4), rows=(5,), labels=((0, 1, 1, 0, 2),), outcome=raises("rows"))
+add("deceit: scripted function of rows that were not", lambda: Net(lambda m, x: m.k(_scripted()(m.l(x))), l=nn.Linear(4, 3), k=nn.Linear(3, 2)), features(4))
+add("deceit: custom function of rows that were moved", lambda: Net(lambda m, x: m.k(_Swish.apply(m.l(x).transpose(0, 1))).transpose(0, 1), l=nn.Linear(4, 3), k=nn.Linear(3, 2)), features(5, 4))
+add("deceit: custom function after attention", lambda: Net(lambda m, x: m.k(_Swish.apply(m.a(x, x, x)[0])), a=nn.MultiheadAttention(4, 2, batch_first=True), k=nn.Linear(4, 2)), features(5, 4), strict_zeros=False)
+add("deceit: vmap that puts rows second", lambda: Net(lambda m, x: m.k(torch.vmap(torch.sin, out_dims=1)(m.l(x))).transpose(0, 1), l=nn.Linear(4, 3), k=nn.Linear(3, 2)), features(5, 4), rows=(5,), labels=((0, 1, 1, 0, 2),), outcome=raises("rows"))
+add("deceit: nested tensors", lambda: Net(lambda m, x: m.l(_quiet(lambda: torch.nested.as_nested_tensor(list(x.unbind(0))))), l=nn.Linear(4, 3)), features(3, 4), outcome=raises("nested"))
+add("deceit: product of sparse rows", lambda: Net(lambda m, x: torch.sparse.mm(x.to_sparse(), m.w), w=normal(4, 3)), features(4), outcome=raises("no operator observes it"))
 add("deceit: padded along the batch", lambda: Net(lambda m, x: m.l(F.pad(x, (0, 0, 1, 1)))[1:-1], l=nn.Linear(4, 3)), features(4), outcome=raises("rows"))
 add("deceit: the first row dropped", lambda: Net(lambda m, x: torch.cat([x[:1, :3], m.l(x[1:])]), l=nn.Linear(4, 3)), features(4), oracle="joint")
 add("deceit: every other row", lambda: Net(lambda m, x: x[:, :3].index_add(0, torch.arange(0, len(x), 2), m.l(x[::2])), l=nn.Linear(4, 3)), features(4), oracle="joint")

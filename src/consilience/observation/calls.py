@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -79,6 +80,19 @@ class Call:
     def unsupported(self, why: str) -> Exception:
         """Return the error for a call that cannot be observed exactly."""
         return self.mode.unsupported(self.name, self.args, self.kwargs, self.weights, why)
+
+
+def recording(device: str) -> Callable[[], AbstractContextManager[Any]]:
+    """Return what runs a function again in a backward pass as it runs now: with its autocast."""
+    enabled = torch.is_autocast_enabled(device)
+    dtype = torch.get_autocast_dtype(device) if enabled else None
+
+    @contextmanager
+    def again() -> Iterator[None]:
+        with torch.enable_grad(), torch.autocast(device, dtype, enabled, cache_enabled=False):
+            yield
+
+    return again
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ has its rows in dimension 0.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import count
 from typing import Any, NamedTuple
 
 import torch
@@ -34,6 +35,8 @@ from consilience.observation.sources import Source
 from consilience.observation.uses import Observation
 
 MARK = "_consilience_mark"
+SEEN = "_consilience_seen"
+"""On a tensor that came out of a function which was seen: in which observation."""
 
 
 class Mark(NamedTuple):
@@ -148,6 +151,9 @@ def tensors_in(values: Iterable[Any]) -> Iterator[Tensor]:
             yield from tensors_in(value)
 
 
+_NUMBERS = count()
+
+
 class Following:
     """Where the rows of each tensor are, in one observation."""
 
@@ -160,6 +166,9 @@ class Following:
         self.constants = list(constants)
         self._constants = {id(tensor) for tensor in self.constants}
         self._moved = batch_dim != 0  # whether any tensor has its rows elsewhere
+        self._number = next(_NUMBERS)
+        with torch.enable_grad():  # functions that are recorded from now on count further
+            self._begin = torch.ones((), requires_grad=True).clone().grad_fn._sequence_nr()  # type: ignore[union-attr]
 
     @property
     def rows(self) -> int:
@@ -199,7 +208,7 @@ class Following:
 
     def _unmarked_layout(self, tensor: Tensor) -> Layout | None:
         """Return where rows are in a tensor that nothing is said of; None if there are none."""
-        if tensor.dim() == 0:
+        if tensor.dim() == 0 or tensor.is_nested:
             return None
         dim = 0
         if self.batch_dim and tensor.grad_fn is None and tensor.dim() > self.batch_dim:
@@ -219,7 +228,24 @@ class Following:
         found = self._unmarked_layout(tensor)
         if found is None and tensor.requires_grad:
             return Scattered("its rows were summed up, or it never had any")
+        if self._moved and self._unseen(tensor):
+            return Scattered(
+                "it came out of something that is not followed (a scripted function, `vmap`)"
+            )
         return found
+
+    def _unseen(self, tensor: Tensor) -> bool:
+        """Whether a tensor was computed in this observation by something that was not seen."""
+        node = tensor.grad_fn
+        if node is None or getattr(tensor, SEEN, None) == self._number:
+            return False
+        return node._sequence_nr() >= self._begin
+
+    def _see(self, out: Any) -> None:
+        """Remember that tensors came out of a function that was seen."""
+        for tensor in (out,) if isinstance(out, Tensor) else tensors_in((out,)):
+            if not (tensor.requires_grad and tensor.is_leaf):
+                setattr(tensor, SEEN, self._number)
 
     def marked_layout(self, tensor: Tensor) -> Layout | None:
         """Return where a tensor's rows are, if that is known and not merely assumed."""
@@ -599,7 +625,9 @@ class Following:
                 return Scattered(f"`{name}` mixed its dimensions")
             added = out.dim() - tensor.dim()
             at = layout.dim + (0 if name in LEADING else added)
-            if added > 0 and name not in LEADING and not wide:
+            if (added < 0 and name not in BROADCASTS) or (
+                added > 0 and name not in LEADING and not wide
+            ):
                 return Scattered(f"`{name}` changed its shape")
             if at < 0 or out.shape[at] != tensor.shape[layout.dim]:
                 return Scattered(f"`{name}` changed its shape")

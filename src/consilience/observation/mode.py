@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.overrides import TorchFunctionMode
 
-from consilience.observation.calls import OPERATORS, Call, fill
+from consilience.observation.calls import OPERATORS, Call, fill, recording
 from consilience.observation.compiled import Slots, trace
 from consilience.observation.environments import Partition
 from consilience.observation.errors import (
@@ -175,6 +175,16 @@ class ObservingMode(Following, TorchFunctionMode):
             return trace(self, func, args, kwargs)
         if func is torch.ops.consilience.tap.default:  # in a graph that was traced before
             return func(*args, **kwargs)
+        out = self._dispatch(func, args, kwargs)
+        self._see(out)
+        return out
+
+    def _dispatch(
+        self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Observe, remember, or run a function and follow rows through it."""
+        if torch._C._functorch.peek_interpreter_stack() is not None:
+            self._moved = True  # `vmap` hides a dimension, and may put it elsewhere in the end
         seen = self._seen((*args, *kwargs.values()) if kwargs else args)
         weights, data = seen.weights, seen.data
         name = name_of(func)
@@ -209,6 +219,12 @@ class ObservingMode(Following, TorchFunctionMode):
         data = ranks = shared = assumed = False
         rank = 0
         for tensor in tensors_in(values):
+            if tensor.is_nested and torch.is_grad_enabled():
+                raise UnknownRowsError(
+                    "A nested tensor was met, whose rows are not followed: pad the rows to one "
+                    "length instead; or use `agreement.backward(environment_losses)`, which is "
+                    "exact for any graph."
+                )
             kind = self._kind(tensor)
             if isinstance(kind, Source):
                 self._check_unwritten(tensor, kind)
@@ -323,7 +339,7 @@ class ObservingMode(Following, TorchFunctionMode):
         first, source = weights[0]
         args = given
         call = SourceCall(
-            func if target is None else _rewritten(func),
+            _as_now(func if target is None else _rewritten(func), first.device.type),
             fill(args, lambda t: sources.get(id(t), t)),
             {k: fill(v, lambda t: sources.get(id(t), t)) for k, v in kwargs.items()},
         )
@@ -539,6 +555,19 @@ def _rewritten(func: Callable[..., Any]) -> Callable[..., Any]:
         with torch.set_grad_enabled(recorded):
             func(target, *args, **kwargs)
         return target
+
+    return run
+
+
+def _as_now(func: Callable[..., Any], device: str) -> Callable[..., Any]:
+    """Return a function that does later what another does now, under autocast."""
+    if not torch.is_autocast_enabled(device):
+        return func
+    again = recording(device)
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with again():
+            return func(*args, **kwargs)
 
     return run
 

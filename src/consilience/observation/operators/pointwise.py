@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from consilience.observation.calls import Call, Place, Plan, fill, operator
+from consilience.observation.calls import Call, Place, Plan, fill, operator, recording
 from consilience.observation.layout import Layout, Scattered, after_index
 from consilience.observation.operators.products import conjugate
 from consilience.observation.operators.sums import sum_shares
@@ -89,6 +90,7 @@ def pointwise(call: Call, *args: Any, **kwargs: Any) -> Plan:
     call.drop_repeats()
     function = getattr(torch, name) if in_place else call.func
     shapes, targets = call.shapes, [tensor.shape for tensor, _ in call.weights]
+    again = recording(flat[0].device.type)
     factors, saved = _factors(call, name, args, kwargs)
     template: Any = None
     if factors is None:
@@ -112,7 +114,7 @@ def pointwise(call: Call, *args: Any, **kwargs: Any) -> Plan:
                 for factor in factors
             ]
         else:
-            amounts = _slopes(function, template, saved, wanted, gradient)
+            amounts = _slopes(function, template, saved, wanted, gradient, again)
         found = []
         for amount, like, target in zip(amounts, shapes, targets, strict=True):
             shares = sum_shares(amount, layout.dim, like, partition)
@@ -160,13 +162,14 @@ def _slopes(
     saved: Sequence[Tensor],
     wanted: Sequence[int],
     gradient: Tensor,
+    again: Callable[[], AbstractContextManager[Any]],
     shape: Sequence[int] | None = None,
 ) -> list[Tensor]:
     """Differentiate the function once more, with each weight repeated for every component."""
     shape = gradient.shape if shape is None else shape
     wide = {i: saved[i].detach().expand(shape).clone().requires_grad_() for i in set(wanted)}
     args, kwargs = fill(template, lambda place: wide.get(place.index, saved[place.index].detach()))
-    with torch.enable_grad():
+    with again():
         out = function(*args, **kwargs)
     found = torch.autograd.grad(out, [wide[i] for i in wanted], gradient.to(out.dtype))
     return list(found)
@@ -193,12 +196,13 @@ def loss_of_components(call: Call, *args: Any, **kwargs: Any) -> Plan:
     wanted = [places[id(argument)].index for argument in call.arguments]
     template = fill((args, kwargs), lambda tensor: places[id(tensor)])
     shapes, function = call.shapes, call.func
+    again = recording(flat[0].device.type)
 
     def shares_of(saved: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> list[Any]:
         (gradient,) = gradients
         if gradient is None:
             return [None] * len(shapes)
-        amounts = _slopes(function, template, saved, wanted, gradient, shape)
+        amounts = _slopes(function, template, saved, wanted, gradient, again, shape)
         return [
             sum_shares(amount, layout.dim, like, partition)
             for amount, like in zip(amounts, shapes, strict=True)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from consilience.observation.calls import Call, Place, Plan, fill, operator
+from consilience.observation.calls import Call, Place, Plan, fill, operator, recording
 from consilience.observation.environments import Partition
 from consilience.observation.layout import Layout
 from consilience.observation.shares import Loop, LoopShares
@@ -43,7 +43,7 @@ def rerun(
     dims = {places[id(tensor)].index: dim for tensor, dim in rows}
     wanted = [places[id(tensor)].index for tensor in call.arguments]
     shapes = [tensor.shape for tensor in call.arguments]
-    func = call.func
+    func, again = call.func, recording(call.arguments[0].device.type)
 
     def shares_of(saved: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> list[Any]:
         arranged = [
@@ -72,7 +72,7 @@ def rerun(
                     return whole.index_select(dims[i], mine)
                 return whole.narrow(dims[i], start, stop - start)
 
-            with torch.enable_grad():
+            with again():
                 args, kwargs = fill(template, part)
                 out = func(*args, **kwargs)
             found = [out] if isinstance(out, Tensor) else list(out)
@@ -84,7 +84,7 @@ def rerun(
             grads = torch.autograd.grad(
                 [one for one, _ in used],
                 list(leaves.values()),
-                [slope for _, slope in used],
+                [slope.to(one.dtype) for one, slope in used],
                 allow_unused=True,
             )
             return [
