@@ -373,6 +373,20 @@ def test_a_reader_that_has_enough_is_no_error():
     assert (process.returncode, said) == (141, "")
 
 
+def test_going_on_with_other_versions_is_said(tmp_path, capsys):
+    words, folder = finished(tmp_path)
+    config = json.loads((folder / runs.CONFIG).read_text())
+    versions = {**config["versions"], "torch": "1.0"}
+    runs.write_json(folder / runs.CONFIG, {**config, "versions": versions, "commit": "abc"})
+    cli.main(words)
+    assert "begun with" not in capsys.readouterr().out  # it is finished
+    (folder / runs.DONE).unlink()
+    cli.main(words)
+    said = capsys.readouterr().out
+    assert "One run was begun with torch 1.0, now 2." in said
+    assert "One run was begun with commit abc, now" in said
+
+
 def test_config_is_json_that_anyone_can_read(tmp_path):
     _, folder = finished(tmp_path)
     config = json.loads((folder / runs.CONFIG).read_text())

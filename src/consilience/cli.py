@@ -235,7 +235,8 @@ def _run(todo: list[jobs.Job], command: str, *, workers: int, dry_run: bool, fol
     if dry_run:
         _show(todo, workers)
         return
-    jobs.prepare(todo, command)
+    for note in jobs.prepare(todo, command):
+        console.print(Text(note), soft_wrap=True)
     with Progress(todo, console) as progress:
         troubles = jobs.run_all(todo, workers, on_epoch=progress.epoch, on_end=progress.end)
     finished = [runs.open_run(job.directory) for job in todo]

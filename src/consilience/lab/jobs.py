@@ -10,6 +10,7 @@ import os
 import platform
 import signal
 import subprocess
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -69,12 +70,15 @@ def make_job(folder: Path, label: str, method: str, settings: Settings, seed: in
     return Job(folder / EXPERIMENT / name, label, method, settings.resolve(), seed)
 
 
-def prepare(jobs: Sequence[Job], command: str) -> None:
+def prepare(jobs: Sequence[Job], command: str) -> list[str]:
     """Write the configuration of every job, or raise before any of them has started.
 
-    Raises where a run directory holds another configuration, or cannot be read.
+    Raises where a run directory holds another configuration, or cannot be read. Returns a sentence
+    for each difference between the versions that unfinished runs were begun with and those of now.
     """
-    about = {"command": command, "versions": versions(), "commit": commit()}
+    now = {**versions(), "commit": commit()}
+    about = {"command": command, "versions": versions(), "commit": now["commit"]}
+    begun: Counter[str] = Counter()
     for job in jobs:
         settings = {"method": job.method, **job.settings.read_by(job.method)}
         run = runs.write_config(
@@ -87,8 +91,18 @@ def prepare(jobs: Sequence[Job], command: str) -> None:
                 **about,
             },
         )
-        run.metrics()
-        run.summary()
+        if run.metrics() and run.summary() is None:
+            then = {**run.config["versions"], "commit": run.config["commit"]}
+            begun.update(
+                f"{name} {then.get(name)}, now {value}"
+                for name, value in now.items()
+                if then.get(name) != value
+            )
+    return [
+        f"{'One run was' if count == 1 else f'{count} runs were'} begun with {what}: the numbers "
+        "will be of both."
+        for what, count in begun.items()
+    ]
 
 
 def run_all(
