@@ -138,4 +138,6 @@ def test_the_figure_and_its_numbers(tmp_path, capsys):
         assert float(row["kept"]) == entry["kept"]
         assert (row["mechanism"] == "") == (entry["mechanism"] is None)
     printed = capsys.readouterr().out
-    assert len(printed.splitlines()) == 1 + 4 * 8
+    lines = printed.splitlines()  # two tables, which eighty columns hold
+    assert len(lines) == 2 * (1 + 4 * 8) + 1
+    assert max(map(len, lines)) <= 80

@@ -361,26 +361,27 @@ def _scatter(axes: Axes, shown: Sequence[Gradients], rule: Rule, signal: str) ->
 
 
 def _summary(numbers: Sequence[Correlation]) -> str:
-    """Return mean and deviation over seeds as a table, at the quarters of the threshold."""
-    rows = []
-    for scales, initialisation, _ in CASES:
-        for mask, threshold in _order():
-            if 4 * threshold % 1 or (mask, threshold) == ("xor", 1.0):
-                continue
-            cells = [f"{scales}, {initialisation}", mask if threshold else "none", f"{threshold:g}"]
-            for part in PARTS:
+    """Return mean and deviation over seeds as a table a part, at the quarters of the threshold."""
+    tables = []
+    for part in PARTS:
+        rows = []
+        for scales, initialisation, _ in CASES:
+            for mask, threshold in _order():
+                if 4 * threshold % 1 or (mask, threshold) == ("xor", 1.0):
+                    continue
                 here = (scales, initialisation, part, mask, threshold)
                 members = [
                     n
                     for n in numbers
                     if (n.scales, n.initialisation, n.part, n.mask, n.threshold) == here
                 ]
-                cells.append(f"{np.mean([n.kept for n in members]):.3%}")
+                cells = [f"{scales}, {initialisation}", mask if threshold else "none"]
+                cells += [f"{threshold:g}", f"{np.mean([n.kept for n in members]):.3%}"]
                 for signal in SIGNALS:
                     values = [v for n in members if (v := getattr(n, signal)) is not None]
                     spread = f" ± {np.std(values, ddof=1):.2f}" if len(values) > 1 else ""
                     cells.append(f"{np.mean(values):.2f}{spread}" if values else "-")
-            rows.append(cells)
-    columns = ["kept", *SIGNALS]
-    head = ["scales, weights", "mask", "tau", *columns, *(f"{c} (first layer)" for c in columns)]
-    return _numbers.table(head, rows)
+                rows.append(cells)
+        head = [part, "mask", "tau", "kept", *SIGNALS]
+        tables.append(_numbers.table(head, rows))
+    return "\n\n".join(tables)
