@@ -292,8 +292,9 @@ class Agreement:
             results.append((parameter, self._ruled(self._names[i], tally)))
         # Where a rule raises, nothing was changed.
         for parameter, result in results:
-            parameter.grad = result.to(parameter.dtype)
-            setattr(parameter.grad, LEFT, parameter.grad._version)
+            left = result if result.dtype == parameter.dtype else result.to(parameter.dtype)
+            parameter.grad = left
+            setattr(left, LEFT, left._version)
         self._ledger.clear()
         self._met_strangers = False
         self._report = Report(self.rule, tallies)

@@ -101,25 +101,26 @@ class Slots:
         dropped = {id(uses) for uses in self._current.values()}
         self._uses = {n: uses for n, uses in self._uses.items() if id(uses) not in dropped}
         self._current = {}
-        self._empty()
+        self._emptied()
+
+    def _emptied(self) -> dict[int, list[Tensor]]:
+        """Empty the slots; return what was in those of each parameter."""
+        found = {}
+        for i, slots in enumerate(self.slots):
+            if slots[0].grad is not None:  # all of a parameter's get theirs together
+                found[i] = [slot.grad for slot in slots if slot.grad is not None]
+                for slot in slots:
+                    slot.grad = None
+        return found
 
     def _take_back(self) -> None:
         """Move what came back out of the slots, where a later observation cannot touch it."""
-        for i, slots in enumerate(self.slots):
-            found = [slot.grad for slot in slots if slot.grad is not None]
-            if not found:
-                continue
+        for i, found in self._emptied().items():
             if i in self._back:
                 for amount, more in zip(self._back[i], found, strict=True):
                     amount.add_(more)
             else:
                 self._back[i] = found
-        self._empty()
-
-    def _empty(self) -> None:
-        for slots in self.slots:
-            for slot in slots:
-                slot.grad = None
 
     def enter(self, parameter: int) -> int:
         """Count a use; return its number."""
@@ -175,8 +176,8 @@ class Slots:
 
     def clear(self) -> None:
         """Forget what came back."""
+        self._emptied()
         self._current, self._uses, self._back = {}, {}, {}
-        self._empty()
 
 
 _NUMBERS = counter(1)
