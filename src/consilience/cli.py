@@ -318,7 +318,7 @@ def _figure(rest: list[str]) -> None:
         )
     missing: list[str] = []
     for entry in chosen:
-        console.print(Text(f"{entry.name}: {entry.title}"), style="bold")
+        console.print(Text(f"{entry.name}: {entry.title}"), style="bold", soft_wrap=True)
         trained = {"runs": asked.runs} if entry.runs else {}
         try:
             with runs.explaining(asked.out):

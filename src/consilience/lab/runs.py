@@ -38,7 +38,7 @@ CHECKPOINT = "checkpoint.safetensors"
 DONE = "done.json"
 _Kinds = type | tuple[type, ...]
 _NUMBER, _NUMBER_OR_NULL = (int, float), (int, float, type(None))
-_CONFIG: Mapping[str, _Kinds] = {
+CONFIG_KEYS: Mapping[str, _Kinds] = {
     "format": int,
     "experiment": str,
     "label": str,
@@ -48,7 +48,8 @@ _CONFIG: Mapping[str, _Kinds] = {
     "versions": dict,
     "commit": (str, type(None)),
 }
-_METRICS: Mapping[str, _Kinds] = {
+"""What ``config.json`` has, and of which kind."""
+METRIC_KEYS: Mapping[str, _Kinds] = {
     "epoch": int,
     "train_accuracy": _NUMBER,
     "test_accuracy": _NUMBER,
@@ -57,17 +58,15 @@ _METRICS: Mapping[str, _Kinds] = {
     "null_keep_rate": _NUMBER_OR_NULL,
     "seconds": _NUMBER,
 }
-_SUMMARY: Mapping[str, _Kinds] = {"epochs": int, "stopped": (str, type(None)), "last": dict}
-_MISSING = object()
-CONFIG_KEYS = tuple(_CONFIG)
-METRIC_KEYS = tuple(_METRICS)
-"""What every line of ``metrics.jsonl`` has.
+"""What every line of ``metrics.jsonl`` has, and of which kind.
 
 ``epoch`` counts from 1; accuracies and ``kept`` (the share of gradient components kept, averaged
 over the steps of the epoch) lie in [0, 1]; ``null_keep_rate`` is the share that random signs would
 keep, or null for a method without votes; ``train_loss`` is the mean over the steps of the epoch (it
 is null where it is not finite); ``seconds`` is what this epoch took, evaluation included.
 """
+_SUMMARY: Mapping[str, _Kinds] = {"epochs": int, "stopped": (str, type(None)), "last": dict}
+_MISSING = object()
 
 
 @dataclass(frozen=True)
@@ -154,7 +153,7 @@ def open_run(path: Path) -> Run:
             f"`{path / CONFIG}` has format {config['format']}; this version of consilience "
             f"reads format {FORMAT}."
         )
-    for key, kinds in _CONFIG.items():
+    for key, kinds in CONFIG_KEYS.items():
         if not isinstance(config.get(key, _MISSING), kinds):
             raise LabError(_damaged(path / CONFIG, _no(config, key)))
     return Run(path, config)
@@ -209,7 +208,7 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
             raise LabError(_damaged(path, f"line {number} is no JSON ({error.msg})")) from None
         if not isinstance(entry, dict):
             raise LabError(_damaged(path, f"line {number} is no object"))
-        for key, kinds in _METRICS.items():
+        for key, kinds in METRIC_KEYS.items():
             if not isinstance(entry.get(key, _MISSING), kinds):
                 raise LabError(_damaged(path, f"line {number}: {_no(entry, key)}"))
         if entry["epoch"] != number:
