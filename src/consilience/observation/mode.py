@@ -106,7 +106,7 @@ class ObservingMode(Following, TorchFunctionMode):
         """Return where a tensor's rows are, or raise."""
         layout = self.layout(tensor)
         shape = list(tensor.shape)
-        where = f"{self._named(call.weights)} is consumed by `{call.name}` together with"
+        where = f"{self._consumed(call.name, call.weights)} together with"
         if isinstance(layout, Scattered) and self.rows == 1 and tensor.dim():
             return PLAIN  # all there is belongs to the one row
         if isinstance(layout, Scattered):
@@ -320,7 +320,7 @@ class ObservingMode(Following, TorchFunctionMode):
         if name in CONSUMERS:
             for tensor in tensors_in((*args, *kwargs.values())):
                 if tensor.dim() and self._kind(tensor) is None and not tensor.requires_grad:
-                    where = f"{self._named(weights)} is consumed by `{name}` together with"
+                    where = f"{self._consumed(name, weights)} together with"
                     raise self._wrong_length(tensor.shape[0], where, list(tensor.shape))
         target = args[0] if args and _writes(name) and isinstance(args[0], Tensor) else None
         given = args
@@ -489,12 +489,16 @@ class ObservingMode(Following, TorchFunctionMode):
             return
         if torch.distributed.get_world_size(parallel.process_group) > 1:
             raise UnsupportedOperationError(
-                f"{self._named(weights)} is consumed by `{name}` in a `DistributedDataParallel`, "
+                f"{self._consumed(name, weights)} in a `DistributedDataParallel`, "
                 "which averages gradients over processes: the environments of the other processes "
                 "have no vote here, and the processes would drift apart. Run the forward and the "
                 "backward pass under `model.no_sync()`, and average `p.grad` over processes after "
                 "`agreement.apply()`; each process then agrees on its own environments."
             )
+
+    def _consumed(self, name: str, weights: Sequence[tuple[Tensor, Source]]) -> str:
+        named = self._named(weights)
+        return f"`{name}` consumes {named[0].lower()}{named[1:]}"
 
     def _named(self, weights: Sequence[tuple[Tensor, Source]]) -> str:
         roots = sorted({root for _, source in weights for root in source.roots})
