@@ -206,6 +206,29 @@ def test_a_witness_of_another_loss_does_not_hold():
     assert not check_witness(flatter, zeros(2), score).holds  # stays inside, falls short
 
 
+def test_a_witness_is_checked_more_closely_than_steps_are():
+    """A ridge around the start, thinner than the steps beyond it with one check each."""
+
+    def ridge(point):
+        distance = point.norm() + 0 * point.sum()
+        return 0.001 * point.square().sum() + torch.exp(-(((distance - 0.5) / 0.05) ** 2))
+
+    losses = [ridge, lambda point: point.square().sum()]
+    score = inconsistency(
+        losses,
+        zeros(2),
+        epsilon=0.1,
+        method="search",
+        checks=1,
+        starts=4,
+        radius=5.0,
+        tolerance=math.inf,
+        pairs=[(0, 1)],
+    )
+    assert check_witness(losses, zeros(2), score).holds
+    assert float(score) < 0.5**2
+
+
 def test_a_witness_through_what_is_no_number_does_not_hold():
     losses = losses_of(definite(0, 2, 2, 10.0))
     score = inconsistency(losses, zeros(2), epsilon=0.1, method="search", starts=1)

@@ -215,3 +215,10 @@ def test_networks_that_do_not_fit_are_left_out(tmp_path, capsys):
     assert "seed 0: left out, no minimum (70.0%)" in said
     assert "--method and-mask" in said
     assert "--method dann" not in said
+    assert "--stop-memorizing" not in said
+
+
+def test_runs_that_stopped_memorizing_are_not_scored(tmp_path):
+    make_run(tmp_path, "erm", settings=replace(PAPER, stop_memorizing=True), train_accuracy=1.0)
+    with pytest.raises(LabError, match="no finished run"):
+        consistency.draw(tmp_path / "figures", runs=tmp_path)

@@ -272,7 +272,7 @@ class Landscape:
                         f"Found the curvature {float(values[0]):.3g} in environment {e}; take "
                         "`curvature='hessian'`."
                     )
-                curved = values > 1e-12 * values[-1]
+                curved = values > torch.finfo(output.dtype).eps * values[-1]
                 roots = (vectors[:, curved] * values[curved].sqrt()).T.to(output)
                 rows += [
                     torch.autograd.grad(output, leaf, root.view_as(output), retain_graph=True)[0]

@@ -34,8 +34,7 @@ DENSE_UP_TO = 256
 
 
 ROWS_UP_TO, ROWS_BYTES = 4096, 1_000_000_000
-"""How many rows a pair of Gauss-Newton matrices may have, and how large all may be (in float64), to
-be held as rows."""
+"""How many rows a pair of Gauss-Newton matrices may have, and how large all may be, to be held."""
 
 
 @dataclass(frozen=True)
@@ -339,7 +338,8 @@ def _rows_fit(landscape: Landscape) -> bool:
     largest = max(size for batches in sizes for size in batches)
     count = sum(size for batches in sizes for size in batches)
     most = 2 * max(sum(batches) for batches in sizes)
-    return max(largest, most) <= ROWS_UP_TO and 8 * count * landscape.size <= ROWS_BYTES
+    needed = count * landscape.origin.numel() * landscape.origin.element_size()
+    return max(largest, most) <= ROWS_UP_TO and needed <= ROWS_BYTES
 
 
 class _Rows:

@@ -39,7 +39,7 @@ def expected_norm(voters: int, threshold: float, *, size: int = 1, deviation: fl
         deviation: The standard deviation :math:`\sigma` of a gradient's component.
 
     Example:
-        >>> expected_norm(80, 0.0)
+        >>> round(expected_norm(80, 0.0), 4)
         0.0125
         >>> round(expected_norm(80, 0.2), 4)
         0.0038

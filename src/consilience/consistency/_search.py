@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import dataclass
 
@@ -14,6 +15,9 @@ from consilience.consistency._progress import Progress
 from consilience.consistency._quasi_newton import InverseHessian
 from consilience.consistency._question import Question
 from consilience.consistency._result import Inconsistency, Witness
+
+FINE = 64
+"""Points on each segment of a witness at which the region's condition is checked."""
 
 
 def search(
@@ -30,7 +34,8 @@ def search(
     Each climb leaves theta* in its own direction and then ascends the other environment's loss,
     along the border of the region once it is there. Steps follow the geometry of the region's own
     loss, learned on the way (L-BFGS). A step counts only if the region's condition holds at
-    `checks` points along its straight line.
+    `checks` points along its straight line; a path that is to be the witness is checked at 64, and
+    cut off where it fails.
 
     Args:
         question: What is asked.
@@ -66,11 +71,16 @@ def search(
         for start in range(starts):
             sign = -1.0 if start % below == 1 else 1.0
             direction = _direction(landscape, other, start, sign, generator)
-            value, points = climb.run(direction, sign, steps)
-            if not value <= matrix[e, other]:
-                matrix[e, other] = value
-            if best is None or value > best[0]:
-                best = value, (e, other), points
+            values, points = climb.run(direction, sign, steps)
+            top = max(range(len(values)), key=values.__getitem__)
+            if best is None or values[top] > best[0]:
+                # What is handed out as a witness is looked at more closely.
+                inside = climb.inside(points[: top + 1], FINE)
+                top = max(range(inside), key=values.__getitem__)
+                if best is None or values[top] > best[0]:
+                    best = values[top], (e, other), points[: top + 1]
+            if not values[top] <= matrix[e, other]:
+                matrix[e, other] = values[top]
             line.step(f"score {best[0]:.4g}")
     assert best is not None  # noqa: S101 - there is a pair
     value, pair, path = best[0], best[1], torch.stack(best[2])
@@ -131,12 +141,11 @@ class _Climb:
         self._shares = torch.linspace(0, 1, checks + 2)[1:-1].tolist()
         self._unit = max(1.0, float(self._origin.norm()))
 
-    def run(self, direction: Tensor, sign: float, steps: int) -> tuple[float, list[Tensor]]:
-        """Climb; return the largest absolute difference met and the path to it."""
+    def run(self, direction: Tensor, sign: float, steps: int) -> tuple[list[float], list[Tensor]]:
+        """Climb; return the points of the path and the absolute difference at each."""
         here = self._look(self._origin, sign)
-        best, path, top = abs(here.outer), [here.at], 1
-        geometry, length = InverseHessian(), 1e-2 * self._unit
-        depth, history = 1e-6, [here.outer]
+        path, history = [here.at], [here.outer]
+        geometry, length, depth = InverseHessian(), 1e-2 * self._unit, 1e-6
         there = self._leave(direction, sign)
         for _ in range(steps):
             if there is not None:
@@ -144,14 +153,23 @@ class _Climb:
                 here = there
                 path.append(here.at)
                 history.append(here.outer)
-                if not abs(here.outer) <= best:
-                    best, top = abs(here.outer), len(path)
                 if not math.isfinite(here.outer) or self._settled(history):
                     break
             there, length, depth = self._ascend(here, geometry, sign, length, depth)
             if there is None:
                 break
-        return best, path[:top]
+        return [math.inf if math.isnan(value) else abs(value) for value in history], path
+
+    def inside(self, path: list[Tensor], checks: int) -> int:
+        """Return how many points of a path are reached without leaving the region."""
+        shares = torch.linspace(0, 1, checks + 2)[1:].tolist()
+        for count, (first, last) in enumerate(itertools.pairwise(path), start=1):
+            if not all(
+                abs(self._inner(first + share * (last - first))) <= self._epsilon
+                for share in shares
+            ):
+                return count
+        return len(path)
 
     def _settled(self, history: list[float]) -> bool:
         """Return whether the last six steps gained next to nothing."""

@@ -76,10 +76,17 @@ def family(group: Group) -> str | None:
     return f"ERM, {on[0]}" if on else "ERM"
 
 
-def choose(runs: Path, names: Sequence[str] = tuple(FAMILIES)) -> dict[str, Group]:
+def choose(
+    runs: Path, names: Sequence[str] = tuple(FAMILIES), *, whole: bool = False
+) -> dict[str, Group]:
     """Return the finished runs of each family, the most seeds first, then the best on test.
 
     Says which command makes the families that are missing, of those that are asked for.
+
+    Args:
+        runs: The folder of runs.
+        names: The families.
+        whole: Whether to leave out runs that were to stop once they memorize.
 
     Raises:
         LabError: Where there is none at all.
@@ -87,10 +94,15 @@ def choose(runs: Path, names: Sequence[str] = tuple(FAMILIES)) -> dict[str, Grou
     found: dict[str, list[Group]] = {}
     for group in synthetic(runs):
         name = family(group)
-        if name is not None and group.counted:
+        stopping = whole and group.settings.get("stop_memorizing")
+        if name is not None and group.counted and not stopping:
             found.setdefault(name, []).append(group)
     chosen = {name: max(found[name], key=_rank) for name in names if name in found}
-    missing = [command(FAMILIES[name], runs) for name in names if name not in found]
+    flags = {
+        name: FAMILIES[name].replace(" --stop-memorizing", "") if whole else FAMILIES[name]
+        for name in names
+    }
+    missing = [command(flags[name], runs) for name in names if name not in found]
     if not chosen:
         raise LabError(_say(f"There is no finished run on the preset's data in `{runs}`.", missing))
     if missing:

@@ -40,10 +40,8 @@ SHARE = 1e-3
 EPSILON = 0.1
 """Of the search. Losses are about 1e-4, and cannot be negative: every solution that fits is within
 epsilon of a minimum, whatever its gradient."""
-RADIUS, STEPS = 0.1, 12
+RADIUS, STEPS = 0.1, 10
 """How far the search may go, as a share of the norm of the parameters that vary, and its steps."""
-SEARCHED = 3
-"""How many seeds of a method are searched; it takes longer than the quadratic model."""
 PARTS = ("all layers", "layers after the first")
 
 
@@ -64,8 +62,7 @@ class Score:
         score: Between environments: quadratic, Gauss-Newton, in units of epsilon.
         control: The same between two halves of an environment's rows.
         seconds: How long it took.
-        found: The search's lower bound: the loss of another environment at the witness. None, as
-            the four below, where it was not searched.
+        found: The search's lower bound: the loss of another environment at the witness.
         found_control: The same between two halves of an environment's rows.
         holds: Whether both witnesses passed the check.
         seen: The accuracy at the witness in the environment that does not feel it.
@@ -84,11 +81,11 @@ class Score:
     score: float
     control: float
     seconds: float
-    found: float | None = None
-    found_control: float | None = None
-    holds: bool | None = None
-    seen: float | None = None
-    felt: float | None = None
+    found: float
+    found_control: float
+    holds: bool
+    seen: float
+    felt: float
 
 
 def draw(folder: Path, *, quick: bool = False, runs: Path = Path("runs")) -> list[Path]:
@@ -111,16 +108,14 @@ def draw(folder: Path, *, quick: bool = False, runs: Path = Path("runs")) -> lis
         LabError: Where there is no run to show; it names the commands.
     """
     scores: list[Score] = []
-    for method, group in choose(runs, METHODS).items():
-        searched = 0
+    for method, group in choose(runs, METHODS, whole=True).items():
         for reading in group.counted[: 1 if quick else None]:
             assert reading.run is not None  # noqa: S101 - counted runs have been opened
             accuracy = reading.last("train_accuracy")
             if not quick and (accuracy is None or accuracy < 0.99):
                 print(f"{method}, seed {reading.run.seed}: left out, no minimum ({accuracy:.1%})")
                 continue
-            scores += measure(reading, method, search=searched < SEARCHED, quick=quick)
-            searched += 1
+            scores += measure(reading, method, quick=quick)
             print(f"{method}, seed {scores[-1].seed}: {scores[-1].seconds:.0f} s", flush=True)
     if not scores:
         raise LabError(f"There is no network that fits its training data in `{runs}`.")
@@ -138,9 +133,7 @@ def draw(folder: Path, *, quick: bool = False, runs: Path = Path("runs")) -> lis
     return files + _numbers.write(folder, "consistency", settings, [asdict(s) for s in scores])
 
 
-def measure(
-    reading: Reading, method: str, *, search: bool = True, quick: bool = False
-) -> list[Score]:
+def measure(reading: Reading, method: str, *, quick: bool = False) -> list[Score]:
     """Return the scores of a run's network: one for all parameters, one without the first layer."""
     run = reading.run
     assert run is not None  # noqa: S101
@@ -170,7 +163,6 @@ def measure(
             tolerance=math.inf,
         )
         heights = [float(loss(model).detach()) for loss in losses[:ENVIRONMENTS]]
-        found = _search(sets, model, norm, 3 if quick else STEPS) if search else {}
         scores.append(
             Score(
                 method=method,
@@ -184,7 +176,7 @@ def measure(
                 norm=norm,
                 score=max(float(quadratic.matrix[pair]) for pair in others),
                 control=max(float(quadratic.matrix[pair]) for pair in own),
-                **found,
+                **_search(sets, model, norm, 3 if quick else STEPS),
                 seconds=time.monotonic() - start,
             )
         )
@@ -194,6 +186,8 @@ def measure(
 def _search(sets: Sequence[Rows], model: nn.Module, norm: float, steps: int) -> dict[str, Any]:
     """Search between environments and between halves of one, and look at the witness."""
     losses = environment_losses(_criterion, [(rows.x, rows.y) for rows in sets])
+    between = [(e, e + 1) for e in range(0, ENVIRONMENTS, 2)]
+    own = [(e, e + ENVIRONMENTS) for e in range(0, ENVIRONMENTS, 2)]
     scores = [
         inconsistency(
             losses,
@@ -206,7 +200,7 @@ def _search(sets: Sequence[Rows], model: nn.Module, norm: float, steps: int) -> 
             steps=steps,
             tolerance=math.inf,
         )
-        for pairs in ([(0, 1), (2, 3)], [(0, ENVIRONMENTS), (1, ENVIRONMENTS + 1)])
+        for pairs in (between, own)
     ]
     witness = scores[0].witness
     assert witness is not None  # noqa: S101 - a search has one
@@ -297,7 +291,7 @@ def summary(scores: Sequence[Score]) -> str:
                         for key in ("loss", "gradient", "curvature", "score", "control")
                     ),
                     *(
-                        _range([v for s in chosen if (v := getattr(s, key)) is not None])
+                        _range([getattr(s, key) for s in chosen])
                         for key in ("found", "found_control", "seen", "felt")
                     ),
                     "/".join(
@@ -309,8 +303,6 @@ def summary(scores: Sequence[Score]) -> str:
 
 
 def _range(values: Sequence[float]) -> str:
-    if not values:
-        return "-"
     return f"{np.median(values):.2g} ({min(values):.2g}-{max(values):.2g})"
 
 
@@ -338,11 +330,7 @@ def _strips(axes: Axes, scores: Sequence[Score], key: str, control: str) -> None
     places, names = [], []
     for p, part in enumerate(PARTS):
         for m, method in enumerate(METHODS):
-            chosen = [
-                s
-                for s in scores
-                if (s.method, s.part) == (method, part) and getattr(s, key) is not None
-            ]
+            chosen = [s for s in scores if (s.method, s.part) == (method, part)]
             place = p * (len(METHODS) + 0.8) + m
             places.append(place)
             names.append(method.replace(" ", "\n", 1))
