@@ -223,6 +223,10 @@ def test_search_draws_runs_and_ranks(tmp_path, capsys, monkeypatch):
         (["lst"], "Did you mean `list`"),
         (["figure", "nothing-like-this"], "There is no figure"),
         (["list", "/nowhere/at/all"], "There is no directory"),
+        (
+            "run synthetic --dry-run --revolutions 0 --spiral-scale 0".split(),
+            "`spiral_scale` should be a number here",
+        ),
         (["list", "x" * 300], "File name too long"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",

@@ -186,6 +186,8 @@ def test_works_with_a_loader_and_anyones_dataset(workers):
         (([0, 1], 0, 1), "`environments_per_batch = 0`"),
         (([0, 1], 3, 1), "`environments_per_batch = 3`"),
         (([0, 1], 2, 0), "`rows_per_environment = 0`"),
+        (([0, 1], 2, 1.5), "whole number. Found `rows_per_environment = 1.5`"),
+        (([0, 1], 2.0, 1), "whole number. Found `environments_per_batch = 2.0`"),
         (([0, -1], 1, 1), "not be negative"),
         (([0.5, 1.0], 1, 1), "whole numbers"),
         (([[0, 1]], 1, 1), "shape \\[1, 2\\]"),
@@ -195,6 +197,19 @@ def test_works_with_a_loader_and_anyones_dataset(workers):
 def test_wrong_arguments_are_named(arguments, message):
     with pytest.raises(ValueError, match=message):
         EnvironmentBatchSampler(*arguments)
+
+
+def test_a_wrong_seed_is_named():
+    with pytest.raises(ValueError, match=r"not negative\. Found `seed = -1`"):
+        EnvironmentBatchSampler([0, 1], 2, 1, seed=-1)
+
+
+def test_environments_may_lie_on_another_device():
+    class Elsewhere:
+        def cpu(self):
+            return torch.tensor([0, 0, 1, 1])
+
+    assert EnvironmentBatchSampler(Elsewhere(), 2, 1).sizes == [2, 2]
 
 
 def test_strings_are_labels_too():

@@ -151,12 +151,22 @@ def test_presets_and_wrong_names():
         {"shortcut_scale": -1.0},
         {"spiral_scale": 0.0},
         {"inner_radius": 1.0},
+        {"revolutions": math.nan},
+        {"shortcut_scale": math.inf},
+        {"spiral_scale": math.nan},
     ],
 )
 def test_wrong_values_are_named(change):
     ((name, value),) = change.items()
     with pytest.raises(ValueError, match=f"`{name} = {value}`"):
         SyntheticMemorization(**change)
+
+
+@pytest.mark.parametrize("changes", [{"rows_per_environment": 1}, {"revolutions": 0.0}])
+def test_a_sample_without_a_deviation_is_refused(changes):
+    data = SyntheticMemorization(environments=2, spiral_scale=None, **changes)
+    with pytest.raises(ValueError, match="`spiral_scale = None`"):
+        data.train()
 
 
 def test_rows_are_a_dataset():

@@ -172,6 +172,14 @@ class EnvironmentBatchSampler:
 
     def _check(self) -> None:
         k, n, sizes = self.environments_per_batch, self.rows_per_environment, self.sizes
+        for name in ("environments_per_batch", "rows_per_environment", "seed"):
+            value = getattr(self, name)
+            if not isinstance(value, (int, np.integer)) or (name == "seed" and value < 0):
+                least = " that is not negative" if name == "seed" else ""
+                raise ValueError(
+                    f"Parameter `{name}` should be a whole number{least}. "
+                    f"Found `{name} = {value!r}`."
+                )
         if self.uneven not in ("spread", "repeat", "drop"):
             raise ValueError(
                 "Parameter `uneven` should be 'spread', 'repeat' or 'drop'. "
@@ -297,7 +305,7 @@ def _without_twins(shuffled: np.ndarray, visits: int, n: int) -> list[list[int]]
 
 
 def _rows_by_environment(env: Tensor | np.ndarray | Sequence[int]) -> list[np.ndarray]:
-    given = np.asarray(env)
+    given = np.asarray(env.cpu() if hasattr(env, "cpu") else env)
     if given.ndim != 1 or (given.size and given.dtype.kind not in "iuU"):
         raise ValueError(
             "Parameter `env` should be a vector of whole numbers or strings, a label for each row. "

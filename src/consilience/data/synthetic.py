@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -108,6 +109,12 @@ class SyntheticMemorization:
     the authors' code runs (its own defaults have 8 shortcut dimensions)."""
 
     def __post_init__(self) -> None:
+        for name in ("revolutions", "shortcut_scale", "spiral_scale", "inner_radius", "jitter"):
+            value = getattr(self, name)
+            if value is not None and not math.isfinite(value):
+                raise ValueError(
+                    f"Parameter `{name}` should be a finite number. Found `{name} = {value}`."
+                )
         if self.environments < 1:
             raise ValueError(
                 "Parameter `environments` should be 1 or more: without an environment there is "
@@ -220,8 +227,16 @@ class SyntheticMemorization:
         angle = 2 * np.pi * self.revolutions * radius + np.pi * y
         radius = radius + stream.uniform(-self.jitter, self.jitter, rows)
         point = np.stack([radius * np.cos(angle), radius * np.sin(angle)], axis=1)
-        scale = point.std(axis=0) if self.spiral_scale is None else self.spiral_scale
-        return point / scale, y
+        if self.spiral_scale is not None:
+            return point / self.spiral_scale, y
+        deviation = point.std(axis=0)
+        if deviation.min() < 1e-9:
+            raise ValueError(
+                f"Parameter `spiral_scale` should be a number here: the {rows} row(s) of a sample "
+                "lie on a line, so they cannot be divided by their own deviation. Found "
+                "`spiral_scale = None`."
+            )
+        return point / deviation, y
 
     def _stream(self, purpose: int, environment: int) -> np.random.Generator:
         key = np.random.SeedSequence(self.seed, spawn_key=(purpose, environment))

@@ -54,8 +54,7 @@ def train(
         if done is not None:
             return done
         torch.manual_seed(seed)
-        data = make_data(settings, seed)
-        rows, test = data.train(), data.test(settings.test_rows)
+        rows, test = _data(settings, seed)
         method = make_method(method_name, settings, seed)
         sampler = EnvironmentBatchSampler(
             rows.env, settings.environments_per_batch, settings.batch_size, seed=seed
@@ -76,6 +75,15 @@ def train(
         summary = {"epochs": entry["epoch"], "stopped": stopped, "last": runs.finite(entry)}
         runs.mark_done(directory, summary)
         return summary
+
+
+def _data(settings: Settings, seed: int) -> tuple[Rows, Rows]:
+    """Return the rows of training and of test."""
+    data = make_data(settings, seed)
+    try:
+        return data.train(), data.test(settings.test_rows)
+    except ValueError as error:  # such rows cannot be drawn
+        raise LabError(str(error)) from None
 
 
 def _epoch(
@@ -217,7 +225,7 @@ def seconds_per_epoch(method_name: str, settings: Settings) -> float:
     """
     with _one_thread(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        rows = make_data(settings, 0).train()
+        rows, _ = _data(settings, 0)
         method = make_method(method_name, settings, 0)
         sampler = EnvironmentBatchSampler(
             rows.env, settings.environments_per_batch, settings.batch_size
