@@ -331,3 +331,9 @@ def test_a_rule_of_ones_own_needs_only_a_call():
     assert rule.null_keep_rate(3) is None
     assert rule.combine(torch.ones(3, 1)).item() == 2.0
     assert Statistic.VOTES in Rule.statistics
+
+
+@pytest.mark.parametrize("wrong", [{"votes"}, ["votes"], "votes", {Statistic}])
+def test_a_rule_that_asks_for_what_is_no_statistic(wrong):
+    with pytest.raises(TypeError, match=r"`Asking.statistics` should hold statistics"):
+        type("Asking", (Rule,), {"statistics": wrong, "__call__": lambda self, tally: None})

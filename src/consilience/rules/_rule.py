@@ -20,6 +20,15 @@ class Rule(ABC):
 
     statistics: ClassVar[frozenset[Statistic]] = frozenset({Statistic.VOTES})
 
+    def __init_subclass__(cls, **options: object) -> None:
+        """Check what a subclass declares."""
+        super().__init_subclass__(**options)
+        if not all(isinstance(statistic, Statistic) for statistic in cls.statistics):
+            raise TypeError(
+                f"`{cls.__name__}.statistics` should hold statistics, as `Statistic.VOTES`. Found "
+                f"`{cls.statistics!r}`."
+            )
+
     @abstractmethod
     def __call__(self, tally: Tally) -> Tensor:
         """Return the gradient that the optimizer should see, of the shape of a parameter."""
