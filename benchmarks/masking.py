@@ -15,7 +15,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from consilience.rules._masking import keep_where
+from consilience.rules._masking import keep_agreed
 
 QUORUM = 6
 
@@ -33,7 +33,7 @@ def product(gradient: Tensor, votes: Tensor) -> Tensor:
 
 
 def chosen(gradient: Tensor, votes: Tensor) -> Tensor:
-    return keep_where(gradient, votes.abs(), QUORUM)
+    return keep_agreed(gradient, votes, QUORUM)
 
 
 def copy(gradient: Tensor, votes: Tensor) -> Tensor:
@@ -54,9 +54,9 @@ def microseconds(work: Callable[[], object], seconds: float) -> float:
     work()
     best, end = float("inf"), time.perf_counter() + seconds
     while time.perf_counter() < end:
-        started = time.perf_counter()
+        started = time.process_time()
         work()
-        best = min(best, time.perf_counter() - started)
+        best = min(best, time.process_time() - started)
     return 1e6 * best
 
 

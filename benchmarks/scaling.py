@@ -37,8 +37,10 @@ def main() -> None:
                 if way == FLOOR and count != counts[0]:
                     continue
                 key = FLOOR if way == FLOOR else str(count)
+                first = peak_bytes(WAYS[way].step(Problem.of(workload)))
                 steps[key] = WAYS[way].step(Problem.of(workload))
-                peaks[key] = (peak_bytes(steps[key]), peak_bytes(steps[key]))
+                steps[key]()
+                peaks[key] = (first, peak_bytes(steps[key]))
         with threads(1):
             found = in_turns(steps, FLOOR, seconds=options.seconds, clock=options.clock)
         base = found[str(counts[0])].ratio.median

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 
 sys.path.append(str(Path(__file__).parents[1]))
 
@@ -18,7 +19,10 @@ from benchmarks.harness import Spread, in_turns, peak_bytes
 from benchmarks.ways import FLOOR, OURS, WAYS, verify
 from benchmarks.workloads import WORKLOADS
 
+from consilience import Agreement, AndMask
+
 MEGABYTE = 2**20
+ROOT = Path(__file__).parents[1]
 
 
 def test_a_peak_counts_what_lives_at_once_and_not_what_came_before() -> None:
@@ -75,3 +79,58 @@ def test_the_command_writes_what_it_found(tmp_path: Path, capsys: pytest.Capture
     assert (tmp_path / "performance.svg").stat().st_size > 1000
     printed = capsys.readouterr().out
     assert report.table(found, 1) in printed
+
+
+def wide() -> tuple[nn.Module, torch.Tensor]:
+    return nn.Sequential(nn.Linear(1024, 2048), nn.ReLU(), nn.Linear(2048, 10)), torch.randn(
+        256, 1024
+    )
+
+
+def convolution() -> tuple[nn.Module, torch.Tensor]:
+    head = (nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, 10))
+    return nn.Sequential(nn.Conv2d(256, 512, 3), *head), torch.randn(256, 256, 3, 3)
+
+
+@pytest.mark.parametrize("make", [wide, convolution])
+def test_memory_does_not_depend_on_the_number_of_environments(make) -> None:
+    """2.5 floats per parameter and 64 MB above an ordinary step, the first step included."""
+    torch.manual_seed(0)
+    model, x = make()
+    parameters = sum(p.numel() for p in model.parameters())
+
+    def ordinary() -> None:
+        model.zero_grad()
+        model(x).square().mean().backward()
+
+    def steps(environments: int) -> list[int]:
+        agreement = Agreement(model, AndMask(0.5))
+        env = torch.arange(environments).repeat_interleave(len(x) // environments)
+
+        def step() -> None:
+            model.zero_grad()
+            with agreement.observe(env):
+                loss = model(x).square().mean()
+            loss.backward()
+            agreement.apply()
+
+        model.zero_grad()
+        first = peak_bytes(step)
+        model.zero_grad()
+        agreement.clear()
+        return [first, peak_bytes(step)]
+
+    floor = peak_bytes(ordinary)
+    few, many = steps(4), steps(256)
+    for peak in (*few, *many):
+        assert peak - floor <= 2.5 * 4 * parameters + 64 * MEGABYTE
+    assert abs(few[1] - many[1]) <= 25 * MEGABYTE
+
+
+def test_the_page_shows_what_was_measured() -> None:
+    result = json.loads((ROOT / "docs/results/performance/performance.json").read_text())
+    page = (ROOT / "docs/performance.md").read_text()
+    assert report.table(result, 1) in page
+    assert report.memory_table(result) in page
+    for line in result["lines"]:
+        assert line["ways"].keys() >= {FLOOR, OURS}
