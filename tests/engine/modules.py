@@ -185,6 +185,8 @@ add("einsum: ellipsis", lambda: Net(lambda m, x: torch.einsum("...i,io->...o", x
 add("einsum: three operands", lambda: Net(lambda m, x: torch.einsum("bi,bj,ijo->bo", x, x.sin(), m.w), w=normal(4, 4, 3)), features(4))
 add("einsum: two parameters and an activation", lambda: Net(lambda m, x: torch.einsum("bi,ik,ko->bo", x, m.a, m.b), a=normal(4, 2), b=normal(2, 3)), features(4))
 add("einsum: batch last in the result", lambda: Net(lambda m, x: torch.einsum("bi,io->ob", x, m.w).t(), w=normal(4, 3)), features(4))
+add("einsum: an index that the parameter alone has", lambda: Net(lambda m, x: torch.einsum("fed,bf,d->be", m.w, x, m.v), w=normal(4, 2, 3), v=normal(3)), features(4))
+add("einsum: an index that two parameters alone have, and one summed", lambda: Net(lambda m, x: torch.einsum("be,fk,ecf->cb", x, m.v, m.w).t(), w=normal(2, 2, 4), v=normal(4, 3)), features(2))
 add("einsum: sublists", lambda: Net(lambda m, x: torch.einsum(x, [0, 1], m.w, [1, 2], [0, 2]), w=normal(4, 3)), features(4))
 add("einsum: operands in a list", lambda: Net(lambda m, x: torch.einsum("bi,io->bo", [x, m.w]), w=normal(4, 3)), features(4))
 add("einsum: diagonal weight", lambda: Net(lambda m, x: torch.einsum("bi,i->bi", x, m.w), w=normal(4)), features(4))

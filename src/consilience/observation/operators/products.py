@@ -99,11 +99,6 @@ def contraction(
         for tensor, factor in added
         if (position := call.weight(tensor)) is not None
     ]
-    for position, index in enumerate(wanted):
-        if index is not None:
-            reached = {x for i, term in enumerate(terms) if i != position for x in term} | set(out)
-            if not set(terms[position]) <= reached:
-                raise call.unsupported("it sums a parameter over an index that nothing else has")
 
     def shares_of(saved: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> list[Any]:
         (gradient,) = gradients
@@ -121,6 +116,10 @@ def contraction(
                 if i != position
             ]
             others.append((out, gradient * scale if scale != 1.0 else gradient))
+            alone = [x for x in terms[position] if all(x not in term for term, _ in others)]
+            if alone:  # summed over before anything else: each gets the same
+                size = [shapes[position][terms[position].index(x)] for x in alone]
+                others.append(("".join(alone), gradient.new_ones(size)))
             found[index] = _operand_shares(
                 terms[position], shapes[position], others, row, names, partition
             )
