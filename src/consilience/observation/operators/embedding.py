@@ -10,6 +10,7 @@ from torch import Tensor
 
 from consilience.observation.calls import Call, Plan, operator
 from consilience.observation.layout import PLAIN, Layout
+from consilience.observation.operators.rerun import rerun
 from consilience.observation.shares import ScatterShares, Shares
 
 
@@ -56,20 +57,40 @@ def embedding(
     return _lookup(call, weight, indices, padding_idx)
 
 
-@operator("__getitem__", "index_select")
+@operator("__getitem__", "index_select", "take")
 def index(call: Call, input: Tensor, *args: Any, **kwargs: Any) -> Plan:  # noqa: A002
-    """Observe ``w[i]`` where ``i`` holds an entry per row.
+    """Observe ``w[i]``, ``w[i, j]`` or ``w[:, i]`` where the indices hold entries for each row.
 
-    Not: more than one index (``w[i, j]``), masks, another dimension than the first.
+    Not: masks; indices of different shapes, or with a slice in between.
     """
+    if call.weight(input) is None:
+        raise call.unsupported("a parameter picks from rows")
     if call.name == "index_select":
         named = dict(zip(("dim", "index"), args, strict=False)) | kwargs
-        where, dim = named["index"], named["dim"]
+        picks, at = [named["index"]], named["dim"] % max(1, input.dim())
+    elif call.name == "take":
+        picks, at = [args[0] if args else kwargs["index"]], 0
     else:
-        where, dim = args[0], 0
-    if dim != 0 or not isinstance(where, Tensor) or where.dtype not in (torch.int64, torch.int32):
-        raise call.unsupported("rows pick from a parameter by more than one index of integers")
-    return _lookup(call, input, where)
+        parts = args[0] if isinstance(args[0], tuple) else (args[0],)
+        picks = [part for part in parts if isinstance(part, Tensor)]
+        at = next((d for d, part in enumerate(parts) if isinstance(part, Tensor)), 0)
+        others = [part for part in parts if not isinstance(part, Tensor)]
+        together = parts[at : at + len(picks)]
+        if any(not isinstance(part, slice) for part in others) or any(
+            not isinstance(part, Tensor) for part in together
+        ):
+            raise call.unsupported("rows pick from a parameter by a mixed index")
+    if any(pick.dtype not in (torch.int64, torch.int32) for pick in picks):
+        raise call.unsupported("rows pick from a parameter by a mask")
+    if len(picks) == 1 and at == 0 and call.name != "take":
+        return _lookup(call, input, picks[0])
+    layout = call.layout(picks[0])
+    if layout.dim != 0 or any(
+        pick.shape != picks[0].shape or not call.layout(pick).same_as(layout) for pick in picks
+    ):
+        raise call.unsupported("rows pick from a parameter by indices that differ in shape or rows")
+    rows = [(pick, 0) for pick in picks]
+    return rerun(call, rows, [at], Layout(at, layout.index), call.partition(picks[0], layout))
 
 
 @operator("embedding_bag", "_embedding_bag")
