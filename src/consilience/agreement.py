@@ -124,6 +124,7 @@ class Agreement:
         self._observations: list[Observation] = []
         self._mode: ObservingMode | None = None
         self._unchecked = set(range(len(named)))
+        self._checks = 0
         self._watching: set[int] = set()
         self._watched: Watched = {}
         self._met_strangers = False
@@ -480,7 +481,10 @@ class Agreement:
             )
 
     def _check_conserved(self) -> None:
-        """Check once per parameter that its gradient is what the observed operations gave it."""
+        """Check that gradients are what the observed operations gave them.
+
+        Each parameter once, and again after 2, 4, 8, ... steps, as a model may take another path.
+        """
         for i, (expected, uses) in self._watched.items():
             gradient = self._parameters[i].grad
             if gradient is None or i not in self._ledger or not uses:
@@ -504,6 +508,9 @@ class Agreement:
                     "`agreement.apply()` first, then `scaler.unscale_(optimizer)`, and clip last."
                 )
             self._unchecked.discard(i)
+        self._checks += 1
+        if self._checks & (self._checks - 1) == 0:
+            self._unchecked = set(range(len(self._parameters)))
         self._watching.clear()
         self._watched.clear()
 

@@ -408,6 +408,25 @@ def test_custom_function_beside_an_ordinary_use_of_the_parameter() -> None:
         agreement.apply()
 
 
+def test_a_path_that_is_not_seen_and_is_taken_later() -> None:
+    model = Net(
+        lambda m, x: F.linear(x.sin(), m.w) + (Scaled.apply(x, m.w) if m.late else 0),
+        w=normal(2, 3),
+    )
+    agreement = Agreement(model, AndMask(0.5))
+    model.late = False
+    for _ in range(6):
+        model.zero_grad()
+        observed(agreement, model, FIVE, None)
+        agreement.apply()
+    model.late = True
+    with pytest.raises(RuntimeError, match="A part of the gradient of `w`"):
+        for _ in range(4):
+            model.zero_grad()
+            observed(agreement, model, FIVE, None)
+            agreement.apply()
+
+
 class Turned(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, y: Tensor, x: Tensor, w: Tensor) -> Tensor:
