@@ -40,7 +40,7 @@ SHARE = 1e-3
 EPSILON = 0.1
 """Of the search. Losses are about 1e-4, and cannot be negative: every solution that fits is within
 epsilon of a minimum, whatever its gradient."""
-RADIUS, STEPS = 0.1, 10
+RADIUS, STEPS = 0.1, 25
 """How far the search may go, as a share of the norm of the parameters that vary, and its steps."""
 PARTS = ("all layers", "layers after the first")
 
@@ -186,8 +186,8 @@ def measure(reading: Reading, method: str, *, quick: bool = False) -> list[Score
 def _search(sets: Sequence[Rows], model: nn.Module, norm: float, steps: int) -> dict[str, Any]:
     """Search between environments and between halves of one, and look at the witness."""
     losses = environment_losses(_criterion, [(rows.x, rows.y) for rows in sets])
-    between = [(e, e + 1) for e in range(0, ENVIRONMENTS, 2)]
-    own = [(e, e + ENVIRONMENTS) for e in range(0, ENVIRONMENTS, 2)]
+    between = [(e, (e + 1) % ENVIRONMENTS) for e in range(ENVIRONMENTS)]
+    own = [(e, e + ENVIRONMENTS) for e in range(ENVIRONMENTS)]
     scores = [
         inconsistency(
             losses,
@@ -303,7 +303,13 @@ def summary(scores: Sequence[Score]) -> str:
 
 
 def _range(values: Sequence[float]) -> str:
-    return f"{np.median(values):.2g} ({min(values):.2g}-{max(values):.2g})"
+    """Return the median and, of several values, the least and the largest."""
+
+    def short(value: float) -> str:
+        return f"{value:.0f}" if value >= 100 else f"{value:.2g}"
+
+    middle = short(float(np.median(values)))
+    return f"{middle} ({short(min(values))}-{short(max(values))})" if len(values) > 1 else middle
 
 
 def _figure(scores: Sequence[Score]) -> Figure:
