@@ -289,10 +289,15 @@ def _dense_span(below: Tensor, above: Tensor, damping: float = 0.0) -> Span:
 
 
 def _without_rounding(values: Tensor, damping: float) -> tuple[Tensor, Tensor]:
-    """Return eigenvalues freed from rounding as far as possible, and which are not flat."""
+    """Return eigenvalues freed from rounding as far as possible, and which are not flat.
+
+    What is lost in the rounding is the damping alone. What is not is left as it is: that of an
+    indefinite Hessian may lie below its damping.
+    """
+    seen = values > 10 * len(values) * torch.finfo(values.dtype).eps * values.abs().amax()
     if damping:
-        return values.clamp_min(damping), torch.ones_like(values, dtype=torch.bool)
-    return values, values > 10 * len(values) * torch.finfo(values.dtype).eps * values.abs().amax()
+        return values.where(seen, values.clamp_min(damping)), torch.ones_like(seen)
+    return values, seen
 
 
 def _dense_solve(hessian: Tensor, slope: Tensor, damping: float) -> Tensor | None:
