@@ -970,7 +970,7 @@ def test_data_made_inside_the_observation(made: str) -> None:
         loss.backward()
         agreement.apply()
     except RuntimeError as error:
-        assert "inside" in str(error) and made != "moved"  # noqa: PT017, PT018
+        assert "made inside" in str(error) and made != "moved"  # noqa: PT017, PT018
     else:
         assert compare(record.of(model), shares_alone(network, losses, (x,), ENV)) == []
 
