@@ -203,7 +203,27 @@ def test_scores_of_trained_networks(tmp_path, capsys):
         assert float(row["control"]) >= 1
         assert row["holds"] == "True"
         assert 0 <= float(row["felt"]) <= 1
-    assert "ERM, L2" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "ERM, L2" in printed
+    assert "1 of 1" in printed  # witnesses
+
+
+def test_the_table_of_scores_fits_a_terminal():
+    numbers = {"loss": 1.6e-4, "gradient": 0.0313, "curvature": 100.5, "score": 2039.0}
+    rest = {"found": 324.0, "found_control": 2.7, "holds": True, "seen": 0.98, "felt": 0.031}
+    one = consistency.Score(
+        "", 0, "", 1.0, worst_loss=1e-3, norm=30.0, control=283.0, seconds=6.0, **numbers, **rest
+    )
+    scores = [
+        replace(one, method=method, part=part, loss=loss, gradient=loss, holds=loss < 1e-3)
+        for method in consistency.METHODS
+        for part in consistency.PARTS
+        for loss in (8.1e-5, 1.6e-4, 7.3e-3)
+    ]
+    table = consistency.summary(scores)
+    assert max(map(len, table.splitlines())) <= 100
+    assert table.count("0.00016 (8.1e-05-0.0073)") == 2 * 6
+    assert table.count("2 of 3") == 6
 
 
 def test_networks_that_do_not_fit_are_left_out(tmp_path, capsys):

@@ -115,8 +115,10 @@ def draw(folder: Path, *, quick: bool = False, runs: Path = Path("runs")) -> lis
             if not quick and (accuracy is None or accuracy < 0.99):
                 print(f"{method}, seed {reading.run.seed}: left out, no minimum ({accuracy:.1%})")
                 continue
-            scores += measure(reading, method, quick=quick)
-            print(f"{method}, seed {scores[-1].seed}: {scores[-1].seconds:.0f} s", flush=True)
+            found = measure(reading, method, quick=quick)
+            scores += found
+            took = sum(score.seconds for score in found)
+            print(f"{method}, seed {reading.run.seed}: {took:.0f} s", flush=True)
     if not scores:
         raise LabError(f"There is no network that fits its training data in `{runs}`.")
     print(summary(scores))
@@ -271,35 +273,36 @@ def _accuracy(model: nn.Module, parameters: dict[str, Tensor], rows: Rows) -> fl
 
 
 def summary(scores: Sequence[Score]) -> str:
-    """Return median and range over seeds as a table, a line for each method and part."""
-    head = ["method", "varied", "seeds", "test", "loss", "gradient", "curvature"]
-    head += ["score", "control", "search", "control", "accuracy", "elsewhere", "holds/not"]
-    lines = []
+    """Return medians and ranges over seeds: a table for each part, a column for each method."""
+    measures = (
+        ("loss", "loss"),
+        ("gradient", "gradient"),
+        ("curvature", "curvature"),
+        ("score", "score"),
+        ("- control", "control"),
+        ("search", "found"),
+        ("- control", "found_control"),
+        ("- accuracy", "seen"),
+        ("- elsewhere", "felt"),
+    )
+    tables = []
     for part in PARTS:
-        for method in METHODS:
-            chosen = [s for s in scores if (s.method, s.part) == (method, part)]
-            if not chosen:
-                continue
-            lines.append(
-                [
-                    method,
-                    part,
-                    str(len(chosen)),
-                    f"{np.mean([s.test_accuracy for s in chosen]):.1%}",
-                    *(
-                        _range([getattr(s, key) for s in chosen])
-                        for key in ("loss", "gradient", "curvature", "score", "control")
-                    ),
-                    *(
-                        _range([getattr(s, key) for s in chosen])
-                        for key in ("found", "found_control", "seen", "felt")
-                    ),
-                    "/".join(
-                        str([s.holds for s in chosen].count(is_so)) for is_so in (True, False)
-                    ),
-                ]
-            )
-    return _numbers.table(head, lines)
+        groups = [[s for s in scores if (s.method, s.part) == (method, part)] for method in METHODS]
+        groups = [group for group in groups if group]
+        lines = [["seeds", *(str(len(group)) for group in groups)]]
+        lines.append(
+            ["test", *(f"{np.mean([s.test_accuracy for s in group]):.1%}" for group in groups)]
+        )
+        lines += [
+            [name, *(_range([getattr(s, key) for s in group]) for group in groups)]
+            for name, key in measures
+        ]
+        lines.append(
+            ["- holds", *(f"{sum(s.holds for s in group)} of {len(group)}" for group in groups)]
+        )
+        head = ["", *(group[0].method for group in groups)]
+        tables.append(f"{part}\n{_numbers.table(head, lines)}")
+    return "\n\n".join(tables)
 
 
 def _range(values: Sequence[float]) -> str:
@@ -339,7 +342,7 @@ def _strips(axes: Axes, scores: Sequence[Score], key: str, control: str) -> None
             chosen = [s for s in scores if (s.method, s.part) == (method, part)]
             place = p * (len(METHODS) + 0.8) + m
             places.append(place)
-            names.append(method.replace(" ", "\n", 1))
+            names.append(method.replace(" ", "\n").replace("-", "-\n"))
             shift = np.linspace(-0.12, 0.12, len(chosen)) if len(chosen) > 1 else np.zeros(1)
             for what, marker, face, aside, label in (
                 (key, "o", PALETTE[0], -0.17, "between environments"),
