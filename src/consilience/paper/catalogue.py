@@ -152,7 +152,7 @@ CONSISTENCY: tuple[Entry, ...] = (
         module="consilience.paper.consistency",
         title="Inconsistency scores of trained networks, with witnesses, every seed",
         source="equation 1, on the synthetic dataset",
-        cost="ten minutes for thirty runs, once they are there",
+        cost="eleven minutes for 21 runs, once they are there",
         runs="consilience run synthetic --method and-mask geometric-mean erm --seeds 10",
     ),
 )
