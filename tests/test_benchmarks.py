@@ -132,5 +132,7 @@ def test_the_page_shows_what_was_measured() -> None:
     page = (ROOT / "docs/performance.md").read_text()
     assert report.table(result, 1) in page
     assert report.memory_table(result) in page
-    for line in result["lines"]:
+    both = json.loads((ROOT / "docs/results/performance/two-threads.json").read_text())
+    assert report.table(both, 2) in page
+    for line in (*result["lines"], *both["lines"]):
         assert line["ways"].keys() >= {FLOOR, OURS}
