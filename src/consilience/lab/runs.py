@@ -119,9 +119,7 @@ class Run:
         if not self.done:
             return None
         found = _read_object(self.path / DONE)
-        for key, kinds in _SUMMARY.items():
-            if not isinstance(found.get(key, _MISSING), kinds):
-                raise LabError(_damaged(self.path / DONE, _no(found, key)))
+        _check_kinds(self.path / DONE, found, _SUMMARY)
         return found
 
     def metrics(self) -> list[dict[str, Any]]:
@@ -153,9 +151,7 @@ def open_run(path: Path) -> Run:
             f"`{path / CONFIG}` has format {config['format']}; this version of consilience "
             f"reads format {FORMAT}."
         )
-    for key, kinds in CONFIG_KEYS.items():
-        if not isinstance(config.get(key, _MISSING), kinds):
-            raise LabError(_damaged(path / CONFIG, _no(config, key)))
+    _check_kinds(path / CONFIG, config, CONFIG_KEYS)
     return Run(path, config)
 
 
@@ -208,9 +204,7 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
             raise LabError(_damaged(path, f"line {number} is no JSON ({error.msg})")) from None
         if not isinstance(entry, dict):
             raise LabError(_damaged(path, f"line {number} is no object"))
-        for key, kinds in METRIC_KEYS.items():
-            if not isinstance(entry.get(key, _MISSING), kinds):
-                raise LabError(_damaged(path, f"line {number}: {_no(entry, key)}"))
+        _check_kinds(path, entry, METRIC_KEYS, f"line {number}: ")
         if entry["epoch"] != number:
             raise LabError(_damaged(path, f"line {number} is of epoch {entry['epoch']}"))
         found.append(entry)
@@ -344,9 +338,14 @@ def _read_object(path: Path) -> dict[str, Any]:
     return found
 
 
-def _no(entry: Mapping[str, Any], key: str) -> str:
-    """Say what is wrong with an entry that lacks a key, or has something else under it."""
-    return f"`{key}` is {json.dumps(entry[key])}" if key in entry else f"it has no `{key}`"
+def _check_kinds(
+    path: Path, entry: Mapping[str, Any], wanted: Mapping[str, _Kinds], where: str = ""
+) -> None:
+    """Raise where an entry of a file lacks a key, or has something else under it."""
+    for key, kinds in wanted.items():
+        if not isinstance(entry.get(key, _MISSING), kinds):
+            why = f"`{key}` is {json.dumps(entry[key])}" if key in entry else f"it has no `{key}`"
+            raise LabError(_damaged(path, where + why))
 
 
 def _damaged(path: Path, why: str) -> str:

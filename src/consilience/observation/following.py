@@ -323,10 +323,7 @@ class Following:
             if name.startswith("masked_scatter"):
                 mask = named["mask"].expand_as(target)
                 picked = after_index(target, mask, place, rows)
-                shape = [1] * source.dim()
-                shape[written.dim] = -1
-                own = written.rows_of(source.shape[written.dim], rows).reshape(shape)
-                own = own.expand(source.shape).reshape(-1)
+                own = written.rows_in(source.shape, rows).expand(source.shape).reshape(-1)
                 return isinstance(picked, Layout) and torch.equal(
                     picked.rows_of(int(mask.sum()), rows), own[: int(mask.sum())]
                 )
@@ -374,8 +371,7 @@ class Following:
             target = outputs[0] if name != "__setitem__" else args[0]
             if (kind := self._written(name, args, kwargs)) is not None:
                 self._now_data(target)
-                if self._moved or isinstance(kind, Scattered) or not kind.plain:
-                    self._mark(target, kind)
+                self._mark_place(target, kind)
             return
         if name in PICKS:
             inputs = inputs[:1]  # where an index came from does not matter
@@ -417,10 +413,13 @@ class Following:
             moved = [self._assumed(name, known, inputs, tensor) for tensor in outputs]
         moved = moved if isinstance(moved, list) else [moved] * len(outputs)
         for tensor, kind in zip(outputs, moved, strict=True):
-            if kind is None:
-                continue
-            if self._moved or (isinstance(kind, Scattered) or not kind.plain):
-                self._mark(tensor, kind)
+            if kind is not None:
+                self._mark_place(tensor, kind)
+
+    def _mark_place(self, tensor: Any, kind: Layout | Scattered) -> None:
+        """Mark where a tensor's rows are, unless that is what is assumed of every tensor."""
+        if self._moved or isinstance(kind, Scattered) or not kind.plain:
+            self._mark(tensor, kind)
 
     def _strange_length(self, inputs: Sequence[Tensor]) -> int | None:
         """Return how long a tensor is that was given to the model and is no batch."""

@@ -40,6 +40,12 @@ class Layout:
             return self.index
         return torch.arange(rows).repeat_interleave(size // rows)
 
+    def rows_in(self, shape: Sequence[int], rows: int) -> Tensor:
+        """Return the row of each component of a tensor, of length 1 where it does not depend."""
+        wide = [1] * len(shape)
+        wide[self.dim] = -1
+        return self.rows_of(shape[self.dim], rows).reshape(wide)
+
     def same_as(self, other: Layout) -> bool:
         """Whether both put rows at the same slices."""
         if self.dim != other.dim or (self.index is None) != (other.index is None):
@@ -125,19 +131,14 @@ def after_reshape(
         ids = layout.rows_of(before[dim], rows).expand(*before[:dim], before[dim])
         ids = ids.reshape(-1).repeat_interleave(trailing // inner).reshape(tuple(after[:keep]))
     else:
-        shape = [1] * len(before)
-        shape[dim] = -1
-        ids = layout.rows_of(before[dim], rows).reshape(shape).expand(tuple(before)).reshape(after)
+        ids = layout.rows_in(before, rows).expand(tuple(before)).reshape(after)
     found = canonical(ids, rows) if ids.numel() else None
     return found or Scattered("its rows were folded together by a reshape")
 
 
 def after_index(x: Tensor, index: Any, layout: Layout, rows: int) -> Layout | Scattered:
     """Follow an index that holds tensors."""
-    shape = [1] * x.dim()
-    shape[layout.dim] = -1
-    ids = layout.rows_of(x.shape[layout.dim], rows).reshape(shape).expand(x.shape)
-    ids = ids.to(x.device)[index].cpu()
+    ids = layout.rows_in(x.shape, rows).expand(x.shape).to(x.device)[index].cpu()
     return canonical(ids, rows) or Scattered("its rows were picked by an index")
 
 
@@ -182,10 +183,7 @@ def after_moving(
 ) -> Any:
     """Follow a function that moves components about (flip, roll): move row numbers alike."""
     x: Tensor = args[0]
-    shape = [1] * x.dim()
-    shape[layout.dim] = -1
-    ids = layout.rows_of(x.shape[layout.dim], rows).reshape(shape).expand(x.shape)
-    ids = ids.contiguous().to(x.device)
+    ids = layout.rows_in(x.shape, rows).expand(x.shape).contiguous().to(x.device)
     if func in (torch.as_strided, Tensor.as_strided):  # which goes by the places in memory
         places = ids.new_zeros(x.untyped_storage().nbytes() // x.element_size())
         ids = places.as_strided(x.shape, x.stride(), x.storage_offset()).copy_(ids)
@@ -201,13 +199,8 @@ def after_writing(
     target: Tensor, at: Layout, source: Tensor, layout: Layout, index: Any, rows: int
 ) -> bool:
     """Whether ``target[index] = source`` writes every row to slices of the same row."""
-    shape = [1] * target.dim()
-    shape[at.dim] = -1
-    ids = at.rows_of(target.shape[at.dim], rows).reshape(shape).expand(target.shape)
-    ids = ids.to(target.device)[index].cpu()
-    shape = [1] * source.dim()
-    shape[layout.dim] = -1
-    own = layout.rows_of(source.shape[layout.dim], rows).reshape(shape)
+    ids = at.rows_in(target.shape, rows).expand(target.shape).to(target.device)[index].cpu()
+    own = layout.rows_in(source.shape, rows)
     while own.dim() > ids.dim() and own.shape[0] == 1:
         own = own[0]
     return bool((ids == own).all())

@@ -28,6 +28,7 @@ from consilience.lab.errors import LabError
 from consilience.lab.figures import INK, PALETTE, save, style
 from consilience.lab.report.readings import Reading
 from consilience.lab.synthetic import load
+from consilience.methods import predictions
 from consilience.paper import _numbers
 from consilience.paper._families import choose
 
@@ -268,8 +269,7 @@ def _curvatures(losses: Sequence[EnvironmentLoss], model: nn.Module, rows: Rows)
 def _accuracy(model: nn.Module, parameters: dict[str, Tensor], rows: Rows) -> float:
     with torch.no_grad():
         output = functional_call(model, parameters, (rows.x,))
-    guess = output.argmax(1) if output.shape[1] > 1 else (output.squeeze(1) > 0).long()
-    return float((guess == rows.y).double().mean())
+    return float((predictions(output) == rows.y).double().mean())
 
 
 def summary(scores: Sequence[Score]) -> str:
